@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from support.cli_runner import cli
-from support.folder_tensors import tensors
+from support.mflux_folders import flux2_name, save_as_mflux
 from support.relative import relative
 from support.sparse_files import sparse
 
@@ -29,37 +26,11 @@ LIMIT = 1e-5  # kernels that lie otherwise in memory are multiplied otherwise; m
 NOTES = {"quantization_level": "None", "mflux_version": "0.24.0"}
 
 
-def theirs(name: str) -> str:
-    """mflux's name of a tensor, as its modules are called."""
-    name = name.removeprefix("model.").replace("timestep_embedder.linear", "linear")
-    return re.sub(
-        r"((?<!single_)transformer_blocks\.\d+\.attn|mid_block\.attentions\.0)\.to_out\.0", r"\1.to_out", name
-    )
-
-
-def save_as_mflux(model: Path, out: Path) -> Path:
-    for part in PARTS:
-        saved = {}
-        for name, value in tensors(model / part).items():
-            array = mx.array(value.numpy())
-            if not name.endswith("num_batches_tracked"):
-                saved[theirs(name)] = mx.contiguous(mx.moveaxis(array, 1, -1)) if array.ndim == 4 else array
-        if part == "text_encoder":
-            saved["rotary_emb.inv_freq"] = mx.ones(4)
-        (out / part).mkdir(parents=True)
-        mx.save_safetensors(str(out / part / "0.safetensors"), saved, NOTES)
-        index = {"metadata": NOTES, "weight_map": dict.fromkeys(saved, "0.safetensors")}
-        (out / part / "model.safetensors.index.json").write_text(json.dumps(index))
-        shutil.copy(model / part / "config.json", out / part / "config.json")  # mflux has the published sizes alone
-    shutil.copytree(model / "tokenizer", out / "tokenizer")
-    return out
-
-
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 def test_it_draws_what_the_folder_of_diffusers_draws(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
     """With a reference, which the VAE encodes, and with guidance, since the name says `base`; converted too."""
     model, picture = tiny_flux2["flux2-base"], np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
-    saved = save_as_mflux(model, tmp_path / "klein-base-mflux")
+    saved = save_as_mflux(model, tmp_path / "klein-base-mflux", "flux2")
     assert cli("convert", str(saved), str(tmp_path / "again"), "--quiet").code == 0
     expected, *made = (
         qwenimg.load(folder, backend, "fp32")("a ring", image=picture, **ASKED)
@@ -79,7 +50,7 @@ def test_without_configurations_it_has_the_published_sizes(
     klein, folder = registry.published(catalog.KNOWN[known]), tmp_path / name
     assert klein is not None
     for part, network in zip(PARTS, (flux2_dit.NETWORK, qwen3.NETWORK, flux2_vae.NETWORK), strict=True):
-        shapes = {theirs(key): shape for key, shape in network.manifest(klein.checkpoint[part].config).items()}
+        shapes = {flux2_name(key): shape for key, shape in network.manifest(klein.checkpoint[part].config).items()}
         last = {key: (*shape[:1], *shape[2:], shape[1]) if len(shape) == 4 else shape for key, shape in shapes.items()}
         (folder / part).mkdir(parents=True)
         entries = {key: ("BF16", shape, 2) for key, shape in last.items() if not key.endswith("num_batches_tracked")}
@@ -93,7 +64,7 @@ def test_without_configurations_it_has_the_published_sizes(
 
 def test_info_names_the_layout_of_one_file(tiny_flux2: dict[str, Path], tmp_path: Path) -> None:
     """By its names, which are mflux's and not diffusers'."""
-    saved = save_as_mflux(tiny_flux2["flux2-klein"], tmp_path / "saved")
+    saved = save_as_mflux(tiny_flux2["flux2-klein"], tmp_path / "saved", "flux2")
     about = describe(saved / "transformer" / "0.safetensors")
     print(*about.lines, sep="\n")
     assert about.lines[0] == "layout: FLUX.2's transformer, mflux's names"

@@ -20,7 +20,7 @@ from support import passport_runs
 from support.cli_runner import cli
 from support.crossed import crossed
 from support.gguf_files import fitting, write
-from support.mflux_flux import save_as_mflux
+from support.mflux_folders import save_as_mflux
 from support.mutant import Patch, Plant, side
 from support.mutants_shared import reference_a_sample
 from support.opened_parts import network_of, stream_half
@@ -151,8 +151,8 @@ def test_schnell_is_what_its_scheduler_its_name_or_the_user_says(tmp_path: Path)
         write_tiny_flux(tmp_path / kind, kind, wide=True)
     made = authors(tmp_path / "undistilled", tmp_path / "a.safetensors")
     named = Path(shutil.copy(made, tmp_path / "flux1-dev-de-distilled.safetensors"))
-    as_mflux = save_as_mflux(tmp_path / "undistilled", tmp_path / "my-flux", None)
-    dev_mflux = save_as_mflux(tmp_path / "undistilled", tmp_path / "flux-dev-de-distill", None)
+    as_mflux = save_as_mflux(tmp_path / "undistilled", tmp_path / "my-flux", "flux", None)
+    dev_mflux = save_as_mflux(tmp_path / "undistilled", tmp_path / "flux-dev-de-distill", "flux", None)
     values = {key: value.numpy() for key, value in load_file(made).items()}
     write(tmp_path / "flux1-schnell.gguf", {key: (value, "F32") for key, value in values.items()}, "flux")
     ways: tuple[tuple[Path, dict[str, Any], bool], ...] = (
@@ -298,7 +298,7 @@ def test_gguf(wide: dict[str, Path], tmp_path: Path, kind: str) -> None:
 def test_a_folder_of_mflux(wide: dict[str, Path], tmp_path: Path, kind: str) -> None:
     """Its channels say Fill, quantized or not; the name of the folder says Kontext."""
     for bits in (None, 8):
-        place = save_as_mflux(wide[kind], tmp_path / f"my-{kind}-{bits}", bits)
+        place = save_as_mflux(wide[kind], tmp_path / f"my-{kind}-{bits}", "flux", bits)
         error = relative(drawn(kind, place), drawn(kind, wide[kind]))
         print(f"{kind} {bits}: {error:.1e}")
         assert error < 1e-6 if bits is None else 0 < error < 0.1  # kernels with channels last round in another order

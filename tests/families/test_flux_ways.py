@@ -17,7 +17,7 @@ from support.comfy_files import comfy
 from support.family_cases import BACKENDS
 from support.folder_tensors import tensors
 from support.gguf_files import fitting, write
-from support.mflux_flux import save_as_mflux
+from support.mflux_folders import save_as_mflux
 from support.opened_parts import network_of, open_part, stream_half
 from support.relative import relative
 from support.tiny_flux import tiny_dit, transformer_file, write_tiny_flux
@@ -183,9 +183,9 @@ def test_files_that_do_not_fit_are_refused(folder: Path, files: dict[str, Path],
 @pytest.mark.sample(0)
 def test_a_folder_of_mflux_draws_the_same(folder: Path, tmp_path: Path, backend: str) -> None:
     """In codes: what the folder that `convert` makes of it under diffusers' names draws."""
-    plain = save_as_mflux(folder, tmp_path / "plain", None)
+    plain = save_as_mflux(folder, tmp_path / "plain", "flux", None)
     assert np.array_equal(drawn(plain, backend), drawn(folder, backend))
-    coded = save_as_mflux(folder, tmp_path / "coded", 8)
+    coded = save_as_mflux(folder, tmp_path / "coded", "flux", 8)
     with qwenimg.load(coded, backend, "fp32") as pipe:
         entries = pipe.model.checkpoint[T5].plan.entries  # type: ignore[attr-defined]
         assert any(isinstance(entry.storage, Packed) for entry in entries.values())
@@ -196,7 +196,7 @@ def test_a_folder_of_mflux_draws_the_same(folder: Path, tmp_path: Path, backend:
 
 
 def test_a_folder_of_mflux_says_what_it_is(folder: Path, tmp_path: Path) -> None:
-    plain = save_as_mflux(folder, tmp_path / "plain", None)
+    plain = save_as_mflux(folder, tmp_path / "plain", "flux", None)
     about = describe(plain)
     assert not about.faults and about.lines[:2] == [
         "layout: folder of mflux (its names, as transformer_blocks.0.ff.linear1.bias), mflux 0.13.1, level None",

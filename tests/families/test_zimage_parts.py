@@ -18,6 +18,7 @@ from support import tiny_ldm
 from support.cli_runner import cli
 from support.comfy_files import comfy
 from support.gguf_files import fitting, write
+from support.mflux_folders import save_as_mflux
 from support.recipe_cases import recipe_from_png
 from support.sparse_files import sparse
 from support.tiny_zimage import (
@@ -304,65 +305,20 @@ def test_info_names_the_layout_of_mlx_z_image(tmp_path: Path) -> None:
 # mflux
 
 
-def theirs(name: str, part: str) -> str:
-    """mflux's name of a tensor, as its loader lists them."""
-    if part == "text_encoder":
-        return name.removeprefix("model.")
-    if part == "vae":
-        side = "conv2d" if name.startswith("encoder.") else "conv"
-        for layer in ("conv_in", "conv_out"):
-            name = name.replace(f".{layer}.", f".{layer}.{side}.")
-        return name.replace(".conv_norm_out.", ".conv_norm_out.norm.")
-    name = name.replace("t_embedder.mlp.0.", "t_embedder.linear1.").replace("t_embedder.mlp.2.", "t_embedder.linear2.")
-    return name.replace("2-1.adaLN_modulation.1.", "2-1.adaLN_modulation.0.")
-
-
-def save_as_mflux(model: Path, out: Path, bits: int | None) -> Path:
-    """All parts in two shards and an index; layers in groups of 64, kernels with their channels last."""
-    for part in PARTS:
-        made: dict[str, mx.array] = {}
-        stored = {
-            key: value for file in (model / part).glob("*.safetensors") for key, value in mx.load(str(file)).items()
-        }
-        for name, value in stored.items():
-            layer = theirs(name, part).removesuffix(".weight")
-            if value.ndim == 4:
-                made[f"{layer}.weight"] = mx.contiguous(mx.moveaxis(value, 1, -1))
-            elif bits and value.ndim == 2 and value.shape[1] % 64 == 0 and "pad_token" not in name:
-                made[f"{layer}.weight"], made[f"{layer}.scales"], made[f"{layer}.biases"] = mx.quantize(
-                    value, group_size=64, bits=bits
-                )
-            else:
-                made[theirs(name, part)] = value
-        if part == "text_encoder":
-            made["rotary_emb.inv_freq"] = mx.ones(16)  # mflux 0.24 saves what it computed too
-        about = {"quantization_level": str(bits), "mflux_version": "0.13.1"}
-        names = list(made)
-        (out / part).mkdir(parents=True)
-        for i in range(2):
-            mx.save_safetensors(str(out / part / f"{i}.safetensors"), {n: made[n] for n in names[i::2]}, about)
-        index = {"metadata": about, "weight_map": {n: f"{i}.safetensors" for i in range(2) for n in names[i::2]}}
-        (out / part / "model.safetensors.index.json").write_text(json.dumps(index))
-    for part in PARTS:  # a folder of mflux has none: it means the published sizes
-        shutil.copy(model / part / "config.json", out / part / "config.json")
-    shutil.copytree(model / "tokenizer", out / "tokenizer")
-    return out
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.sample(0)
 def test_a_folder_of_mflux_draws_what_the_folder_of_diffusers_draws(
     model: Path, drawn: dict[str, Any], tmp_path: Path, backend: str
 ) -> None:
     """In codes: what the folder that `convert` makes of it under diffusers' names draws."""
-    plain = save_as_mflux(model, tmp_path / "plain", None)
+    plain = save_as_mflux(model, tmp_path / "plain", "z-image", None)
     made = qwenimg.load(plain, backend, "fp32")("a red circle", **ASKED)
     assert np.array_equal(made.latents, drawn[backend].latents) and np.array_equal(made.pixels, drawn[backend].pixels)
     start = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
     asked = ASKED | {"image": start, "strength": 0.6}
     both = [qwenimg.load(folder, backend, "fp32")("a red circle", **asked).latents for folder in (plain, model)]
     assert np.array_equal(*both), "the VAE's encoder too"
-    coded = save_as_mflux(model, tmp_path / "coded", 4)
+    coded = save_as_mflux(model, tmp_path / "coded", "z-image", 4)
     pipe = qwenimg.load(coded, backend, "fp32")
     entries = pipe.model.checkpoint["transformer"].plan.entries
     assert {e.storage.code for e in entries.values() if isinstance(e.storage, Packed)} == {Affine(4, 64)}
@@ -377,7 +333,7 @@ def test_a_folder_of_mflux_draws_what_the_folder_of_diffusers_draws(
 )
 @pytest.mark.sample(3)
 def test_the_name_of_a_folder_of_mflux_says_its_variant(model: Path, tmp_path: Path, name: str, steps: int) -> None:
-    opened = registry.open_model(save_as_mflux(model, tmp_path / name, None))
+    opened = registry.open_model(save_as_mflux(model, tmp_path / name, "z-image", None))
     assert opened.defaults().steps == steps
     opened.checkpoint.close()
     ran = cli("info", str(tmp_path / name))

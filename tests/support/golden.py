@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import test_flux2_mflux, test_merged_files, test_zimage_parts
+from families import test_merged_files
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
 import qwenimg
 from qwenimg.common.runtime import rates
 from support import (
-    mflux_flux,
     tiny_control,
     tiny_edit,
     tiny_flux,
@@ -41,6 +40,7 @@ from support.comfy_files import LAYOUTS, comfy
 from support.family_cases import BACKENDS, SEEN, given_a_picture, see_few_pixels
 from support.folder_tensors import tensors
 from support.gguf_files import fitting, write
+from support.mflux_folders import save_as_mflux
 from support.rules import ROOT
 from support.tiny_layered import write_tiny_layered
 
@@ -162,7 +162,7 @@ def z_image() -> dict[str, Row]:
     rows |= converted("aio/folder")
     rows["z-image, one file"] = {"model": "aio/z-image-turbo-aio.safetensors"}
     for bits in (None, 4):
-        test_zimage_parts.save_as_mflux(Path("z-image"), Path(f"z-image-mflux-{bits}"), bits)
+        save_as_mflux(Path("z-image"), Path(f"z-image-mflux-{bits}"), "z-image", bits)
         rows[f"z-image, mflux {bits}"] = {"model": f"z-image-mflux-{bits}"}
     vae = tiny_ldm.vae_file(tiny_zimage.tiny_vae())
     return rows | {"z-image, vae: ldm": {"model": "z-image", "vae": saved("files/ae.safetensors", vae)}}
@@ -186,7 +186,7 @@ def flux() -> dict[str, Row]:
     rows["flux-dev, one file"] = {"model": "one/flux1-dev.safetensors"}
     for bits in (None, 4):
         out = Path(f"flux-dev-mflux-{bits}")
-        mflux_flux.save_as_mflux(Path("flux-dev"), out, bits)
+        save_as_mflux(Path("flux-dev"), out, "flux", bits)
         rows[f"flux-dev, mflux {bits}"] = {"model": str(out)}
     return rows
 
@@ -196,7 +196,7 @@ def flux2() -> dict[str, Row]:
     tiny_flux2.write_tiny_flux2(Path("flux2-base"), distilled=False)
     rows = plain("flux2-klein", "flux2-base") | converted("flux2-klein") | own_parts("flux2-klein")
     rows |= foreign_transformer("flux2-klein", tiny_flux2.transformer_file(tiny_flux2.tiny_dit()), "flux2")
-    test_flux2_mflux.save_as_mflux(Path("flux2-base"), Path("klein-base-mflux"))
+    save_as_mflux(Path("flux2-base"), Path("klein-base-mflux"), "flux2")
     return rows | {"flux2-base, mflux": {"model": "klein-base-mflux"}}
 
 

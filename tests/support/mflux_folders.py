@@ -1,0 +1,103 @@
+"""Tiny models in the folders that mflux saves: its names, kernels with their channels last, layers in codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from support.folder_tensors import tensors
+
+CLIP, T5 = "text_encoder", "text_encoder_2"
+
+
+def flux_name(name: str, part: str) -> str:
+    """mflux's name of a tensor, as its loader lists them."""
+    if part == "transformer":
+        name = re.sub(r"(\.ff(_context)?)\.net\.0\.proj\.", r"\1.linear1.", name)
+        return re.sub(r"(\.ff(_context)?)\.net\.2\.", r"\1.linear2.", name)
+    if part == "vae":
+        name = re.sub(r"(conv_in|conv_out)\.", r"\1.conv2d.", name)
+        return name.replace(".conv_norm_out.", ".conv_norm_out.norm.")
+    if part == T5:
+        name = re.sub(r"encoder\.block\.(\d+)\.layer\.0\.", r"t5_blocks.\1.attention.", name)
+        name = re.sub(r"encoder\.block\.(\d+)\.layer\.1\.", r"t5_blocks.\1.ff.", name)
+        return name.removeprefix("encoder.")
+    return f"text_model.{name.removeprefix('text_model.')}"
+
+
+def flux2_name(name: str, part: str = "") -> str:
+    """As its modules are called."""
+    name = name.removeprefix("model.").replace("timestep_embedder.linear", "linear")
+    return re.sub(
+        r"((?<!single_)transformer_blocks\.\d+\.attn|mid_block\.attentions\.0)\.to_out\.0", r"\1.to_out", name
+    )
+
+
+def zimage_name(name: str, part: str) -> str:
+    if part == "text_encoder":
+        return name.removeprefix("model.")
+    if part == "vae":
+        side = "conv2d" if name.startswith("encoder.") else "conv"
+        for layer in ("conv_in", "conv_out"):
+            name = name.replace(f".{layer}.", f".{layer}.{side}.")
+        return name.replace(".conv_norm_out.", ".conv_norm_out.norm.")
+    name = name.replace("t_embedder.mlp.0.", "t_embedder.linear1.").replace("t_embedder.mlp.2.", "t_embedder.linear2.")
+    return name.replace("2-1.adaLN_modulation.1.", "2-1.adaLN_modulation.0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    name: Callable[[str, str], str]
+    parts: tuple[str, ...] = ("transformer", "text_encoder", "vae")
+    rotary: int = 0  # frequencies of the text encoder, which mflux 0.24 saves too, though it computed them
+    version: str = "0.13.1"
+    shards: int = 2
+
+
+KINDS = {
+    "flux": Kind(name=flux_name, parts=("transformer", CLIP, T5, "vae")),
+    "flux2": Kind(name=flux2_name, rotary=4, version="0.24.0", shards=1),
+    "z-image": Kind(name=zimage_name, rotary=16),
+}
+
+
+def save_as_mflux(folder: Path, out: Path, family: str, bits: int | None = None) -> Path:
+    """All parts in shards and an index; layers in groups of 64, kernels with their channels last, T5's table in each
+    block."""
+    kind = KINDS[family]
+    about = {"quantization_level": str(bits), "mflux_version": kind.version}
+    for part in kind.parts:
+        saved: dict[str, mx.array] = {}
+        for name, value in tensors(folder / part).items():
+            if name == "encoder.embed_tokens.weight" or name.endswith("num_batches_tracked"):
+                continue
+            called, array = kind.name(name, part), mx.array(value.numpy())
+            table = "relative_attention" in called
+            for one in [called.replace(".0.", f".{i}.") for i in range(3)] if table else [called]:
+                layer = one.removesuffix(".weight")
+                if array.ndim == 4:
+                    saved[one] = mx.contiguous(mx.moveaxis(array, 1, -1))
+                elif bits and array.ndim == 2 and array.shape[1] % 64 == 0 and "pad_token" not in name:
+                    codes = mx.quantize(array, group_size=64, bits=bits)
+                    saved |= dict(zip((one, f"{layer}.scales", f"{layer}.biases"), codes, strict=True))
+                else:
+                    saved[one] = array
+        if part == "text_encoder" and kind.rotary:
+            saved["rotary_emb.inv_freq"] = mx.ones(kind.rotary)
+        (out / part).mkdir(parents=True)
+        places = {name: f"{i % kind.shards}.safetensors" for i, name in enumerate(saved)}
+        for file in set(places.values()):
+            shard = {name: saved[name] for name in saved if places[name] == file}
+            mx.save_safetensors(str(out / part / file), shard, about)
+        index = {"metadata": about, "weight_map": places}
+        (out / part / "model.safetensors.index.json").write_text(json.dumps(index))
+        shutil.copy(folder / part / "config.json", out / part / "config.json")  # mflux has the published sizes alone
+    for tokens in folder.glob("tokenizer*"):
+        shutil.copytree(tokens, out / tokens.name)
+    return out
