@@ -210,12 +210,12 @@ def known_tensors(
     not used."""
 
     def check(source: Source, parts: Mapping[str, Component]) -> None:
-        header, denoiser = peek(source.path), source.rows.layouts["transformer"]
+        header, rows = peek(source.path), source.rows
         starts: dict[str, tuple[str, ...]] = {"vae": VAES, **{name: (prefix,) for name, prefix in prefixes.items()}}
-        naming = denoiser.find(header.tensors)
+        naming = rows.layouts["transformer"].find(header.tensors)
         starts["transformer"] = (naming.prefix,) if naming and naming.prefix else ()
-        own = [part for name, part in parts.items() if name not in source.given]
-        others = [start for name in source.given for start in starts[name]]
-        check_whole(header, own, title, [*others, *spare])
+        own = {name: part for name, part in parts.items() if name not in source.given}
+        others = [start for name in rows.inside(header) if name not in own for start in starts[name]]
+        check_whole(header, own.values(), title, [*others, *spare])
 
     return check
