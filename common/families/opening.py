@@ -34,7 +34,7 @@ _OPTIONS = {"transformer": "--transformer", "unet": "--unet", "vae": "--vae"}  #
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the parts and small files of a model are: its folder or file, and what the user gives in their place."""
+    """The places of a model's parts and small files: its folder or file, and what the user gives in their place."""
 
     path: Path
     options: LoadOptions
@@ -52,7 +52,7 @@ class Source:
 
     @cached_property
     def has_index(self) -> bool:
-        """Whether it is a folder in diffusers layout."""
+        """True for a folder in diffusers layout."""
         return is_file(self.path / INDEX)
 
     @cached_property
@@ -104,7 +104,7 @@ def _levels(source: Source) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """How the models of a family are opened. Functions raise ModelError and UsageError."""
+    """The rows from which the models of a family are opened. Functions raise ModelError and UsageError."""
 
     networks: Mapping[str, Network]  # by the folders of the parts, the denoiser's first
     layouts: Mapping[str, Layouts] = field(default_factory=dict)  # of parts that have them
@@ -202,20 +202,19 @@ def lacks(path: Path, names: Collection[str], note: str = "") -> ModelError:
     return bad(path, f"lacks {', '.join(names)}: add {options}{note}, or give a file or folder of the whole model")
 
 
-def known_tensors(
-    title: str, prefixes: Mapping[str, str], spare: Collection[str] = ()
-) -> Callable[[Source, Mapping[str, Component]], None]:
-    """Return the check that each tensor in the file of a model belongs to one of its parts. title: of the models;
-    prefixes: of each text encoder, which count if it is given in another file; spare: starts of known names that are
-    not used."""
-
-    def check(source: Source, parts: Mapping[str, Component]) -> None:
-        header, rows = peek(source.path), source.rows
-        starts: dict[str, tuple[str, ...]] = {"vae": VAES, **{name: (prefix,) for name, prefix in prefixes.items()}}
-        naming = rows.layouts["transformer"].find(header.tensors)
-        starts["transformer"] = (naming.prefix,) if naming and naming.prefix else ()
-        own = {name: part for name, part in parts.items() if name not in source.given}
-        others = [start for name in rows.inside(header) if name not in own for start in starts[name]]
-        check_whole(header, own.values(), title, [*others, *spare])
-
-    return check
+def check_tensors(
+    source: Source,
+    parts: Mapping[str, Component],
+    title: str,
+    prefixes: Mapping[str, str],
+    spare: Collection[str] = (),
+) -> None:
+    """Check that each tensor in the file of a model belongs to one of its parts, used or not, or starts with one of
+    `spare`. title: of the models; prefixes: of the text encoders. Raises ModelError."""
+    header, rows = peek(source.path), source.rows
+    naming = rows.layouts["transformer"].find(header.tensors)
+    texts = {name: (prefix,) for name, prefix in prefixes.items()}
+    starts = {"transformer": (naming.prefix,) if naming and naming.prefix else (), "vae": VAES, **texts}
+    own = {name: part for name, part in parts.items() if name not in source.given}
+    others = [start for name in rows.inside(header) if name not in own for start in starts[name]]
+    check_whole(header, own.values(), title, [*others, *spare])

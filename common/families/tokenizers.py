@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.safe_files import is_folder
+from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Source
+from qwenimg.common.networks.encoders import t5
 from qwenimg.common.parts.components import open_tokenizer
 from qwenimg.common.parts.downloads import Download
 from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
+from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import qwen
+from qwenimg.common.prompts import t5 as t5_tokenizer
 from qwenimg.common.runtime.checkpoint import Component, TokenizerFiles
 
 
 def of_language_model(
-    download: Download,
-) -> Callable[[Source, Mapping[str, Component]], Mapping[str, TokenizerFiles]]:
-    """Return how the tokenizer of a family with one text encoder is found: `download` has it for a model without
-    one."""
+    source: Source, components: Mapping[str, Component], download: Download
+) -> dict[str, TokenizerFiles]:
+    """Return the tokenizer of a model with one text encoder; `download` has it for a model without one. Raises
+    ModelError and UsageError."""
+    path = find_tokenizer(source.path, source.options.tokenizer, download)
+    return {"text_encoder": open_tokenizer(path, qwen.load, components["text_encoder"].config)}
 
-    def found(source: Source, components: Mapping[str, Component]) -> Mapping[str, TokenizerFiles]:
-        path = find_tokenizer(source.path, source.options.tokenizer, download)
-        return {"text_encoder": open_tokenizer(path, qwen.load, components["text_encoder"].config)}
 
+def of_clip_and_t5(
+    source: Source, components: Mapping[str, Component], pads: Mapping[str, str]
+) -> dict[str, TokenizerFiles]:
+    """Return the tokenizers of the text encoders: those of a folder, else the chosen ones or those on this machine.
+    pads: the padding of each CLIP, for a vocabulary that does not show it. Raises ModelError and UsageError."""
+    path, chosen = source.path, source.options.tokenizer
+    has_own = is_folder(path / "tokenizer")
+    if has_own and chosen is not None:
+        raise UsageError(f"--tokenizer is for a model that has none; {clean(path, 80)} has its own")
+    near = path if source.in_one_file else source.given.get("transformer", path)  # beside its files
+    found = {}
+    for name, part in components.items():
+        load: Callable[[Path], Any] = t5_tokenizer.load if part.network == t5.NETWORK.name else clip_tokenizer.load
+        if part.role != "text":
+            continue
+        if has_own:
+            folder = path / name.replace("text_encoder", "tokenizer")
+        elif part.network == t5.NETWORK.name:
+            folder = find_t5_tokenizer(near, part.config.vocab_size, chosen)
+        else:
+            also = source.options.refined_tokenizer
+            folder = find_clip_tokenizer(near, part.config.vocab_size, chosen, also)
+            load = partial(clip_tokenizer.load, pad=pads[name])
+        found[name] = open_tokenizer(folder, load, part.config)
     return found

@@ -1,9 +1,8 @@
-"""How a FLUX.1 is opened: its networks, and what tells its variants apart."""
+"""Rows from which a FLUX.1 is opened: its networks, and the signs of its variants."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import cached_name, display_name
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import text_parts
+from qwenimg.common.families import text_parts, tokenizers
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.single_file import PREFIXES
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
 from qwenimg.common.families.load_options import LoadOptions
-from qwenimg.common.families.opening import CONFIG, INDEX, SCHEDULER, Opening, Source, known_tensors
+from qwenimg.common.families.opening import CONFIG, INDEX, SCHEDULER, Opening, Source, check_tensors
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.denoisers.flux_names import LAYOUTS
@@ -159,15 +158,17 @@ OPENING = Opening(
     networks=NETWORKS,
     layouts={"transformer": LAYOUTS, "vae": kl_vae_names.LAYOUTS},
     model=lambda source: f"flux-{SCHNELL}",  # of a model without guidance
-    tokenizers=partial(text_parts.tokenizers, pads={CLIP: EOS_PAD}),
+    tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, {CLIP: EOS_PAD}),
     given=lambda source: text_parts.named_by_tensors(source, T5, lambda source, path: CLIP),
     inside=single_file.parts_of,
     config=_config,
     openers={
-        CLIP: partial(text_parts.open_clip, text=Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True)),
-        T5: partial(text_parts.open_t5, prefix=PREFIXES[T5]),
+        CLIP: lambda *part: text_parts.open_clip(*part, Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True)),
+        T5: lambda *part: text_parts.open_t5(*part, PREFIXES[T5]),
     },
     # the projection is published with CLIP; the pooled text is not projected
-    check_file=known_tensors("FLUX.1", PREFIXES, [f"{PREFIXES[CLIP]}text_projection."]),
+    check_file=lambda source, parts: check_tensors(
+        source, parts, "FLUX.1", PREFIXES, [f"{PREFIXES[CLIP]}text_projection."]
+    ),
     complete=_complete,
 )

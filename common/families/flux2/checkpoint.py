@@ -1,4 +1,5 @@
-"""How a FLUX.2 klein is opened: its networks, and the published model that one without configurations is like."""
+"""Rows from which a FLUX.2 klein is opened: its networks, and the published model that one without configurations is
+like."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ OPENING = Opening(
     networks=NETWORKS,
     layouts=LAYOUTS,
     model=lambda source: model_of(source.path / "transformer"),
-    tokenizers=tokenizers.of_language_model(SMALL_FILES),
+    tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, SMALL_FILES),
     config=_config,
     complete=_complete,
 )

@@ -1,4 +1,4 @@
-"""How a Qwen-Image is opened: its variant, the networks of that, and the configurations that files show."""
+"""Rows from which a Qwen-Image is opened: its variant, the networks of that, and the configurations that files show."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ OPENING = Opening(
     networks=NETWORKS,
     layouts={"text_encoder": language_names.QWEN2_5_VL},
     model=lambda source: "qwen-image",
-    tokenizers=tokenizers.of_language_model(SMALL_FILES),
+    tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, SMALL_FILES),
     given=lambda source: towers.language_first(source.options.parts, source.path / towers.FIRST, is_tower),
     variant=_variant,
     networks_of=_networks,

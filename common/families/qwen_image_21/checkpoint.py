@@ -1,4 +1,5 @@
-"""How a Qwen-Image-2.1 is opened: its networks, its vision tower, which may be in a file of its own, and its levels."""
+"""Rows from which a Qwen-Image-2.1 is opened: its networks, its vision tower, which may be in a file of its own, and
+its noise levels."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ OPENING = Opening(
     networks=NETWORKS,
     layouts={"transformer": qwen21_names.LAYOUTS, "text_encoder": language_names.QWEN3_VL},
     model=lambda source: of_name(display_name(source.path)).name,
-    tokenizers=tokenizers.of_language_model(SMALL_FILES),
+    tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, SMALL_FILES),
     given=_given,
     networks_of=_networks,
     seeing=[qwen3_vl_vision.NETWORK],

@@ -1,4 +1,4 @@
-"""How a Stable Diffusion 3 is opened. Its third text encoder, T5, may be absent."""
+"""Rows from which a Stable Diffusion 3 is opened. Its third text encoder, T5, may be absent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import text_parts
+from qwenimg.common.families import text_parts, tokenizers
 from qwenimg.common.families.fits import Configs, Fit
-from qwenimg.common.families.opening import CONFIG, Opening, Source, known_tensors
+from qwenimg.common.families.opening import CONFIG, Opening, Source, check_tensors
 from qwenimg.common.families.sd3.single_file import CLIPS, PREFIXES, T5_PREFIX, parts_of
 from qwenimg.common.families.sd3.texts import PADS, T5
 from qwenimg.common.formats.headers import peek
@@ -103,15 +103,15 @@ OPENING = Opening(
     networks=NETWORKS,
     layouts={"transformer": sd3_names.LAYOUTS, "vae": kl_vae_names.LAYOUTS},
     model=lambda source: "sd3-medium",
-    tokenizers=partial(text_parts.tokenizers, pads=PADS),
+    tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, PADS),
     given=lambda source: text_parts.named_by_tensors(source, T5, _clip_name),
     inside=parts_of,
     networks_of=_networks,
     openers={
-        **{name: partial(text_parts.open_clip, text=text) for name, text in CLIPS.items()},
-        T5: partial(text_parts.open_t5, prefix=T5_PREFIX),
+        **dict.fromkeys(CLIPS, lambda source, name, *part: text_parts.open_clip(source, name, *part, CLIPS[name])),
+        T5: lambda *part: text_parts.open_t5(*part, T5_PREFIX),
     },
     notes={T5: " (or --text-encoder none, to draw without T5)"},
-    check_file=known_tensors("Stable Diffusion 3", PREFIXES),
+    check_file=lambda source, parts: check_tensors(source, parts, "Stable Diffusion 3", PREFIXES),
     complete=_complete,
 )

@@ -1,4 +1,4 @@
-"""How a Z-Image is opened: its networks, and what tells Turbo from the base model."""
+"""Rows from which a Z-Image is opened: its networks, and the sign of Turbo."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPENING = Opening(
         "vae": kl_vae_names.LAYOUTS,
     },
     model=lambda source: of_name(display_name(source.path)).name,
-    tokenizers=tokenizers.of_language_model(SMALL_FILES),
+    tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, SMALL_FILES),
 )
 
 
