@@ -154,6 +154,7 @@ def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
+_CLIP = Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True)
 OPENING = Opening(
     networks=NETWORKS,
     layouts={"transformer": LAYOUTS, "vae": kl_vae_names.LAYOUTS},
@@ -163,8 +164,8 @@ OPENING = Opening(
     inside=single_file.parts_of,
     config=_config,
     openers={
-        CLIP: lambda *part: text_parts.open_clip(*part, Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True)),
-        T5: lambda *part: text_parts.open_t5(*part, PREFIXES[T5]),
+        CLIP: lambda source, name, network, config: text_parts.open_clip(source, name, network, config, _CLIP),
+        T5: lambda source, name, network, config: text_parts.open_t5(source, name, network, config, PREFIXES[T5]),
     },
     # the projection is published with CLIP; the pooled text is not projected
     check_file=lambda source, parts: check_tensors(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
@@ -24,7 +25,7 @@ from qwenimg.common.parts.components import find_config
 from qwenimg.common.parts.ldm_configs import clip_config
 from qwenimg.common.parts.texts import clip_files
 from qwenimg.common.request.parts import LEFT_OUT
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 
 NETWORKS: Mapping[str, Network] = {
     "transformer": sd3_dit.NETWORK,
@@ -99,6 +100,10 @@ def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
+def _open_clip(source: Source, name: str, network: Network, config: Any) -> Component:
+    return text_parts.open_clip(source, name, network, config, CLIPS[name])
+
+
 OPENING = Opening(
     networks=NETWORKS,
     layouts={"transformer": sd3_names.LAYOUTS, "vae": kl_vae_names.LAYOUTS},
@@ -108,8 +113,8 @@ OPENING = Opening(
     inside=parts_of,
     networks_of=_networks,
     openers={
-        **dict.fromkeys(CLIPS, lambda source, name, *part: text_parts.open_clip(source, name, *part, CLIPS[name])),
-        T5: lambda *part: text_parts.open_t5(*part, T5_PREFIX),
+        **dict.fromkeys(CLIPS, _open_clip),
+        T5: lambda source, name, network, config: text_parts.open_t5(source, name, network, config, T5_PREFIX),
     },
     notes={T5: " (or --text-encoder none, to draw without T5)"},
     check_file=lambda source, parts: check_tensors(source, parts, "Stable Diffusion 3", PREFIXES),
