@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -51,9 +52,15 @@ def zimage_name(name: str, part: str) -> str:
     return name.replace("2-1.adaLN_modulation.1.", "2-1.adaLN_modulation.0.")
 
 
+def read_by_mlx(folder: Path) -> dict[str, mx.array]:
+    """In MLX's order, by which tensors are dealt to shards, and `info` names one of them."""
+    return {name: value for file in folder.glob("*.safetensors") for name, value in mx.load(str(file)).items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     name: Callable[[str, str], str]
+    read: Callable[[Path], Any] = lambda folder: {name: mx.array(v.numpy()) for name, v in tensors(folder).items()}
     parts: tuple[str, ...] = ("transformer", "text_encoder", "vae")
     rotary: int = 0  # frequencies of the text encoder, which mflux 0.24 saves too, though it computed them
     version: str = "0.13.1"
@@ -63,7 +70,7 @@ class Kind:
 KINDS = {
     "flux": Kind(name=flux_name, parts=("transformer", CLIP, T5, "vae")),
     "flux2": Kind(name=flux2_name, rotary=4, version="0.24.0", shards=1),
-    "z-image": Kind(name=zimage_name, rotary=16),
+    "z-image": Kind(name=zimage_name, read=read_by_mlx, rotary=16),
 }
 
 
@@ -74,10 +81,10 @@ def save_as_mflux(folder: Path, out: Path, family: str, bits: int | None = None)
     about = {"quantization_level": str(bits), "mflux_version": kind.version}
     for part in kind.parts:
         saved: dict[str, mx.array] = {}
-        for name, value in tensors(folder / part).items():
+        for name, array in kind.read(folder / part).items():
             if name == "encoder.embed_tokens.weight" or name.endswith("num_batches_tracked"):
                 continue
-            called, array = kind.name(name, part), mx.array(value.numpy())
+            called = kind.name(name, part)
             table = "relative_attention" in called
             for one in [called.replace(".0.", f".{i}.") for i in range(3)] if table else [called]:
                 layer = one.removesuffix(".weight")
