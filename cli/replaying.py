@@ -23,7 +23,8 @@ def with_recipe(run: Run, picture: Path, notify: Callable[[str, str], None], *, 
     for line in replay.messages:
         notify("warning", line)
     replay = _with_embeddings(_with_upscaler(_with_loras(replay, run, notify), run), run, notify)
-    opening = origin.with_recorded_parts(run.opening, replay)
+    opening = origin.with_recorded_parts(run.opening, replay, run.folders)
+    opening = origin.with_recorded_model(opening, replay, run.folders)
     images = run.files.images
     inputs: dict[str, object] = {"mask_sha256": run.files.mask, "latents": run.latents}
     inputs |= {"image_sha256": images or None, "more_images_sha256": images[1:] or None}
@@ -33,7 +34,7 @@ def with_recipe(run: Run, picture: Path, notify: Callable[[str, str], None], *, 
     return replace(
         run,
         options=merged(replay.options, run.options),
-        opening=origin.replayed(opening, replay, picture, keep_policy=keep_policy),
+        opening=origin.replayed(opening, replay, picture, run.folders, keep_policy=keep_policy),
         output=replace(run.output, notes=lambda job, recipe: [*replay.messages, *differences(replay, job, recipe)]),
     )
 

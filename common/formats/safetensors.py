@@ -33,6 +33,7 @@ BITS = {
 }
 FIELDS = {"dtype", "shape", "data_offsets"}
 
+_NOT_RUN = "which is not read because it can run code: use safetensors, or convert it (docs/trouble.md)"
 KINDS = (
     (
         b"version https://git-lfs",
@@ -40,8 +41,8 @@ KINDS = (
     ),
     (b"<", "a web page, not the weights: download it again"),
     (b"GGUF", "a GGUF file, which is read for a model or a part of one: give a safetensors file here"),
-    (b"PK", "a zip archive or PyTorch pickle, which is not read because it can run code: use safetensors"),
-    (b"\x80", "a Python pickle, which is not read because it can run code: use safetensors"),
+    (b"PK", f"a zip archive or PyTorch pickle, {_NOT_RUN}"),
+    (b"\x80", f"a Python pickle, {_NOT_RUN}"),
     (b"7z\xbc\xaf", "a 7z archive: unpack it"),
     (b"\x1f\x8b", "a gzip archive: unpack it"),
 )

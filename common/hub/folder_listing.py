@@ -5,7 +5,7 @@ Only headers and configurations are read. A file that cannot be read has a row w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -19,11 +19,12 @@ from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
 from qwenimg.common.families.file_kind import FileKind
+from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import FITS, NO_USE, Layers, describe_lora
-from qwenimg.common.hub.model_folders import ENDS, SUFFIXES, ModelFolders, entries_below
+from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, entries_below
 from qwenimg.common.parts.texts import embedding_file
 from qwenimg.common.upscaling import network_file
 
@@ -48,18 +49,17 @@ class Row:
 def rows(folders: ModelFolders) -> tuple[list[Row], bool]:
     """Return a row for each file in `folders`, and whether there are more than are read."""
     listed: list[Row] = []
-    known = cache(layers_of_known)
+    known, upscalers = cache(layers_of_known), folders.folders.get("upscaler", ())
     for root, path in _candidates(folders):
         if len(listed) == MAX_FILES:
             return listed, True
-        listed.append(_row(root, path, known))
+        listed.append(_row(root, path, known, upscalers))
     return listed, False
 
 
 def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
     """Yield each file of weights and each model's folder once, with the folder that it was found in."""
     seen: set[Path] = set()
-    ends = {root: ENDS[kind] for kind in ENDS for root in folders.folders.get(kind, ())}
     roots = dict.fromkeys(root for kind in folders.folders.values() for root in kind)
     for root, paths in [
         *((root, entries_below(root)) for root in roots),
@@ -71,7 +71,7 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
                 continue
             if _is(path / "model_index.json"):
                 models.append(path)
-            elif not path.name.lower().endswith(ends.get(root, SUFFIXES)):
+            elif not path.name.lower().endswith((*SUFFIXES, *PICKLES)):
                 continue
             seen.add(path)
             yield root, path
@@ -92,14 +92,17 @@ def _is(path: Path) -> bool:
         return False
 
 
-def _row(root: Path, path: Path, known: Callable[[], Layers]) -> Row:
+def _row(root: Path, path: Path, known: Callable[[], Layers], upscalers: Sequence[Path]) -> Row:
     name, folder = path.relative_to(root).as_posix(), root.name
     try:
         if _is(path / "model_index.json"):
             family = registry.of_folder(path)
             return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
-        if not path.name.lower().endswith(SUFFIXES):
-            return _embedding(path, name, folder) or _upscaler(path, name, folder)
+        if path.name.lower().endswith(PICKLES):
+            if (embedding := _embedding(path, name, folder)) is not None:
+                return embedding
+            if root in upscalers or _is_upscaler(path):
+                return _upscaler(path, name, folder)
         header = peek(path)
         kind = registry.identify(header)
         if kind is None and (embedding := _embedding(path, name, folder)) is not None:
@@ -119,6 +122,13 @@ def _embedding(path: Path, name: str, folder: str) -> Row | None:
     file = embedding_file.read_embedding(path)
     kind = f"embedding, {counted(file.count, 'vector')}"
     return Row(name=name, folder=folder, bytes=_size(path), family=file.base, kind=kind, use="--embedding")
+
+
+def _is_upscaler(path: Path) -> bool:
+    try:
+        return network_file.described(path) is not None
+    except QwenimgError:  # a pickle that is not read
+        return False
 
 
 def _upscaler(path: Path, name: str, folder: str) -> Row:

@@ -19,6 +19,7 @@ from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, registry
+from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.hub import comfy_paths
 from qwenimg.common.parts.texts.embedding_file import SUFFIXES as EMBEDDINGS
 from qwenimg.common.request.lora_text import Lora
@@ -81,10 +82,11 @@ class ModelFolders:
 
     def locate(self, name: str, kind_: str) -> str:
         """Return `name`, or the path of the file or folder of that name, with its suffix or without. A path, a known
-        model and the hub's cache come first. Raises ModelError for a file that is not found."""
+        model and the hub's cache come first. Raises ModelError for a file that is not found. A pickle is found too, if
+        nothing else is: who opens it says what it is."""
         if not self.given or _is_elsewhere(name, kind_):
             return name
-        path = next(self._candidates(name, kind_), None)
+        path = self.find(name, kind_) or next(self._candidates(name, kind_, PICKLES), None)
         if path is not None:
             return str(path)
         if _is_local(name):
@@ -93,11 +95,16 @@ class ModelFolders:
             raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched(kind_)}{suggestion}")
         return name
 
+    def find(self, name: str, kind_: str) -> Path | None:
+        """Return the file or folder of that name, with its suffix or without, in the folders alone."""
+        return next(self._candidates(name, kind_), None)
+
     def of_any_kind(self, name: str) -> str:
         """Return `name`, or the path of a model, a part or a LoRA of that name, as `locate` does. Raises ModelError."""
         if not self.given or _is_elsewhere(name, "model"):
             return name
-        first = next((path for kind_ in KINDS for path in self._candidates(name, kind_)), None)
+        found = (path for ends in ((), PICKLES) for kind_ in KINDS for path in self._candidates(name, kind_, ends))
+        first = next(found, None)
         if first is None and _is_local(name):
             raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched()}")
         return str(first or name)
@@ -119,14 +126,16 @@ class ModelFolders:
         """Return `loras` with the paths of the files that are found. Raises ModelError."""
         return tuple(replace(one, source=self.locate(one.source, "lora")) for one in loras)
 
-    def _candidates(self, name: str, kind_: str) -> Iterator[Path]:
-        """Yield the files with the whole `name` in a folder, then those anywhere below one with its last part."""
-        spelled = [name, *(name + suffix for suffix in ENDS.get(kind_, SUFFIXES))]
+    def _candidates(self, name: str, kind_: str, ends: tuple[str, ...] = ()) -> Iterator[Path]:
+        """Yield the files with the whole `name` in a folder, then those anywhere below one with its last part. ends: of
+        the files' names; () for those that are read."""
+        ends = ends or ENDS.get(kind_, SUFFIXES)
+        spelled = [name, *(name + suffix for suffix in ends)]
         for folder in (*self.folders[kind_], *self.given):
-            yield from (path for each in spelled if _is_model(path := folder / each, kind_))
+            yield from (path for each in spelled if _is_model(path := folder / each, kind_, ends))
         if os.sep not in name:
             folders = (below for folder in self.folders[kind_] for below in folders_below(folder))
-            yield from (path for folder in folders for each in spelled if _is_model(path := folder / each, kind_))
+            yield from (path for folder in folders for each in spelled if _is_model(path := folder / each, kind_, ends))
 
 
 def read_folders(given: Sequence[Path]) -> ModelFolders:
@@ -196,7 +205,7 @@ def _keyed(root: Path) -> list[Path]:
 
 def _is_local(name: str) -> bool:
     """Return whether `name` can only be a file here: no hub id, and no name for `pull`."""
-    local = name.lower().endswith(SUFFIXES) or os.sep not in name
+    local = name.lower().endswith((*SUFFIXES, *PICKLES)) or os.sep not in name
     return local and catalog.find_download(name) is None
 
 
@@ -206,11 +215,11 @@ def _is_elsewhere(name: str, kind_: str) -> bool:
     return known or path.is_absolute() or os.path.lexists(path) or find_cached(name) is not None
 
 
-def _is_model(path: Path, kind_: str) -> bool:
-    """Return whether `path` is a file of weights, or the folder of a whole model or a part."""
+def _is_model(path: Path, kind_: str, ends: tuple[str, ...]) -> bool:
+    """Return whether `path` is a file with one of these ends, or the folder of a whole model or a part."""
     try:
         if is_file(path):
-            return path.name.lower().endswith(ENDS.get(kind_, SUFFIXES))
+            return path.name.lower().endswith(ends)
         if not is_folder(path):
             return False
         if kind_ in PARTS or kind_ == "control":

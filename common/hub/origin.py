@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
 from qwenimg.common.base.errors import ModelError, NotHere
@@ -18,6 +18,7 @@ from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.formats.file_hash import sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub import resolve
+from qwenimg.common.hub.model_folders import ModelFolders
 from qwenimg.common.hub.resolve import from_path
 from qwenimg.common.jobs.replay import Replay
 from qwenimg.common.request.parts import LEFT_OUT, PARTS
@@ -87,22 +88,44 @@ def _places(plan: LoadPlan) -> set[Path]:
 # Opening a model to repeat an image
 
 
-def with_recorded_parts(options: LoadOptions, replay: Replay) -> LoadOptions:
-    """Return `options` with the parts that the recipe names by a hub id and that are in the cache."""
-    given = options.parts
-    paths = {part: given.get(part) or resolve.named_part(replay.used[part]) for part in PARTS if part in replay.used}
+def with_recorded_parts(options: LoadOptions, replay: Replay, folders: ModelFolders | None) -> LoadOptions:
+    """Return `options` with the parts that the recipe names by a hub id and that are in the cache, or by a name that is
+    in `folders`."""
+    given, used = options.parts, replay.used
+
+    def path(part: str) -> Path | None:
+        kind = PARTS[part].again or part
+        return given.get(part) or resolve.named_part(used[part]) or _in_folders(used[part], kind, folders)
+
+    paths = {part: path(part) for part in PARTS if part in used}
     return replace(options, parts={**given, **{part: path for part, path in paths.items() if path is not None}})
 
 
-def replayed(options: LoadOptions, replay: Replay, picture: Path, *, keep_policy: bool) -> LoadOptions:
+def _in_folders(name: str, kind: str, folders: ModelFolders | None) -> Path | None:
+    """Return the file or folder in `folders` that a recipe calls `name`, which is never taken for a path."""
+    plain = folders is not None and name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}
+    return folders.find(name, kind) if plain and folders is not None else None
+
+
+def with_recorded_model(options: LoadOptions, replay: Replay, folders: ModelFolders | None) -> LoadOptions:
+    """Return `options` with the model of another program's recipe, if a file of its name is in `folders`."""
+    if options.model is not None or not replay.foreign_model:
+        return options
+    path = _in_folders(PureWindowsPath(replay.foreign_model).name, "model", folders)  # that splits at both slashes
+    return options if path is None else replace(options, model=str(path))
+
+
+def replayed(
+    options: LoadOptions, replay: Replay, picture: Path, folders: ModelFolders | None, *, keep_policy: bool
+) -> LoadOptions:
     """Return `options` completed from the recipe of the file `picture`: model, refiner, parts, prediction, bits, and if
-    `keep_policy` the precision. Raises ModelError for a model that is not in the cache."""
-    options = with_recorded_parts(options, replay)
+    `keep_policy` the precision. Raises ModelError for a model that is neither in the cache nor in `folders`."""
+    options = with_recorded_parts(options, replay, folders)
     model, refiner, used = options.model, options.refiner, replay.used
     if model is None and replay.model is not None:
-        model = _named(replay.model, "-m", picture, options)
+        model = _named(replay.model, "-m", picture, options, folders)
     if refiner is None and "refiner" in used:
-        refiner = _named(used["refiner"], "--refiner", picture, LoadOptions(offline=options.offline))
+        refiner = _named(used["refiner"], "--refiner", picture, LoadOptions(offline=options.offline), folders)
     return replace(
         options,
         model=model,
@@ -114,10 +137,12 @@ def replayed(options: LoadOptions, replay: Replay, picture: Path, *, keep_policy
     )
 
 
-def _named(name: str, option: str, picture: Path, options: LoadOptions) -> str:
+def _named(name: str, option: str, picture: Path, options: LoadOptions, folders: ModelFolders | None) -> str:
     """Return the model to open for the recipe's `name`. Raises ModelError that asks for `option`."""
     try:
         return resolve.named(name, offline=options.offline, without=options.replaced)
     except ModelError as error:
+        if (path := _in_folders(name, "model", folders)) is not None:
+            return str(path)
         text = f"{error} (the model that {clean(picture, 60)} was made with; give it with {option})"
         raise (NotHere(text, error.name) if isinstance(error, NotHere) else ModelError(text)) from None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from support.cli_runner import cli
@@ -20,9 +23,11 @@ from support.upscalers import as_safetensors, as_torch, rrdbnet, srvgg
 import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.hub import comfy_paths, folder_listing, model_folders
+from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.hub import comfy_paths, folder_listing, model_folders, origin
 from qwenimg.common.hub.comfy_paths import read_paths
 from qwenimg.common.hub.model_folders import read_folders
+from qwenimg.common.jobs.replay import Replay
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.lora_text import Lora
 
@@ -429,3 +434,74 @@ def test_upscalers_and_controlnets_are_listed_with_the_option_that_takes_them(tm
         "depth/diffusion_pytorch_model.safetensors": "--control",
     }
     assert next(row.fault for row in found if row.name == "broken.pth")
+
+
+def test_a_pickle_is_found_by_name_and_refused_for_what_it_is(tmp_path: Path) -> None:
+    """They were `no such file`, and had no row."""
+    comfy = tmp_path / "ComfyUI"
+    places = {"checkpoints": "old.ckpt", "loras": "style.pt", "vae": "v.pth", "controlnet": "canny.pth"}
+    for folder, name in places.items():
+        (comfy / "models" / folder).mkdir(parents=True)
+        torch.save({"a.weight": torch.zeros(3)}, comfy / "models" / folder / name)
+    as_torch(comfy / "models" / "vae" / "4x.pth", rrdbnet())  # in the wrong folder
+    folders = read_folders([comfy])
+    for (folder, file), kind in zip(places.items(), ("model", "lora", "vae", "control"), strict=True):
+        for name in (file, file.partition(".")[0]):
+            path = comfy / "models" / folder / file
+            assert folders.locate(name, kind) == folders.of_any_kind(name) == str(path)
+    here = ("--models-dir", str(comfy), "-o", "x.png")
+    for options in (
+        ("-m", "old"),
+        ("-m", "old.ckpt"),
+        ("-m", "shapes", "--lora", "style"),
+        ("-m", "shapes", "--lora", "style.pt:0.5"),
+    ):
+        cli("a red circle", *options, *here).refused(5, "pickle, which is not read", "use safetensors, or convert it")
+    ran = cli("info", "style", "--models-dir", str(comfy))
+    assert b"as a PyTorch file" in ran.out and b"convert this one" in ran.out, ran
+    rows = {row.name: row for row in folder_listing.rows(folders)[0]}
+    assert rows.keys() == {*places.values(), "4x.pth"} and rows["4x.pth"].use == "--upscale-with"
+    assert all("pickle, which is not read" in rows[name].fault for name in places.values())
+    shutil.copy(comfy / "models/vae/4x.pth", comfy / "models/vae/same.pth")
+    save_file({"a": torch.zeros(1)}, comfy / "models/vae/same.safetensors")  # what is read comes first
+    assert folders.locate("same", "vae").endswith("same.safetensors")
+
+
+def test_the_conversion_in_the_documentation_writes_what_is_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "trouble.md").read_text()
+    code = text.partition('python -c "')[2].partition('" old.ckpt')[0]
+    torch.save({"state_dict": {"a.weight": torch.ones(3, 2).T}, "epoch": 3}, tmp_path / "old.ckpt")
+    command = [sys.executable, "-c", code, str(tmp_path / "old.ckpt"), str(tmp_path / "new.safetensors")]
+    subprocess.run(command, check=True)
+    assert load_file(tmp_path / "new.safetensors")["a.weight"].equal(torch.ones(2, 3))
+
+
+def test_a_recipe_finds_its_model_and_parts_by_name(comfy: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    """--from asked for -m, though --models-dir had the model under its recorded name."""
+    shutil.rmtree(comfy / "models/diffusers/tiny")
+    shutil.copytree(tiny_folder, comfy / "models/diffusers/tiny")
+    shards = [load_file(path) for path in (tiny_folder / "vae").glob("*.safetensors")]
+    save_file({name: value for shard in shards for name, value in shard.items()}, comfy / "models/vae/v.safetensors")
+    here, quick = ("--models-dir", str(comfy)), ("--backend", "cpu", "--quiet")
+    small = ("--size", "48x32", "--steps", "1", "-s", "1", *quick)
+    for name, options in (("a", ()), ("b", ("--vae", "v"))):
+        assert cli("a red circle", *here, "-m", "tiny", *options, *small, "-o", f"{name}.png").code == 0
+        ran = cli("--from", f"{name}.png", *here, *quick, "-o", f"{name}2.png")
+        assert ran.code == 0 and "warning" not in ran.err, ran.err
+        first, again = (recipe_from_png(Path(file)) for file in (f"{name}.png", f"{name}2.png"))
+        assert first["image_sha256"] == again["image_sha256"]
+        cli("--from", f"{name}.png", *quick, "-o", "c.png").refused(
+            2 if options else 5, "v.safetensors" if options else "-m"
+        )
+    assert recipe_from_png(Path("b2.png"))["vae"] == "v.safetensors"
+
+
+@pytest.mark.parametrize("name", ["../diffusers/tiny", "diffusers/tiny", "..", ".", "", "tiny/../tiny", "C:\\tiny"])
+def test_a_name_in_a_recipe_is_no_path_in_the_folders(name: str, comfy: Path) -> None:
+    folders = read_folders([comfy])
+    assert origin._in_folders(name, "model", folders) is None
+    assert origin._in_folders("tiny", "model", folders) == comfy / "models/diffusers/tiny"
+    foreign = Replay(options={}, model=None, precision="auto", used={}, foreign_model=f"sub\\{'tiny'}")
+    assert origin.with_recorded_model(LoadOptions(), foreign, folders).model == str(comfy / "models/diffusers/tiny")
+    assert origin.with_recorded_model(LoadOptions(model="x"), foreign, folders).model == "x"
+    assert origin.with_recorded_model(LoadOptions(), foreign, None).model is None
