@@ -112,8 +112,8 @@ def _models(names: Sequence[str | None], base: LoadOptions) -> dict[str, LoadOpt
 
 def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
     from qwenimg.common.base.arguments import home
-    from qwenimg.common.base.safe_files import open_regular
     from qwenimg.common.request.loras import in_cache
+    from qwenimg.common.weights.loras.lora import read_lora
 
     files: dict[str, str] = {}
     for text in loras:
@@ -121,7 +121,8 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
         file = file if in_cache(file) else home(file)
         if not in_cache(file):
             with _named("--lora"):
-                open_regular(Path(file)).close()
+                _check_kind(Path(file), "lora")
+                read_lora(Path(file)).close()
         name = Path(file).stem
         _check_name("--lora", text, name, files, ":;")
         files[name] = file if in_cache(file) else str(Path(file).absolute())
@@ -132,7 +133,6 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
 
 def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
     """Name each network: a known name, or the name of its file or folder without suffix."""
-    from qwenimg.common.base.safe_files import open_regular
     from qwenimg.common.formats.files import find_files
     from qwenimg.common.hub.network_search import find_control
 
@@ -142,7 +142,7 @@ def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
             path = find_control(text, folders)
         with _named("--control"):
             for file in find_files(path).files:
-                open_regular(file).close()
+                _check_kind(file, "control")
         by_path = path.name == Path(text).name
         name = Path(text).name.removesuffix(".safetensors")
         _check_name("--control", text, name, networks, ":;=")
@@ -178,6 +178,19 @@ def _upscalers(folders: ModelFolders) -> dict[str, str]:
         if is_upscaler(path.stem):
             files.setdefault(path.stem, str(path.absolute()))
     return files
+
+
+def _check_kind(file: Path, option: str) -> None:
+    """Check that the header of `file` is that of a LoRA or of a control network, which may be a LoRA too. Whether it
+    fits a model is seen when a request uses it. Raises ModelError."""
+    from qwenimg.common.base.safe_files import bad
+    from qwenimg.common.families.registry import identify_file
+
+    kind = identify_file(file)
+    if kind is not None and kind.option not in (option, "lora"):
+        raise bad(file, f"is {kind.title}: give it with {kind.flag}")
+    if kind is None and option == "control":
+        raise bad(file, "is no control network that is read; `qwenimg info` says what it is")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 import openai
 import psutil
 import pytest
+import torch
 import webuiapi
 from PIL import Image
 from safetensors.numpy import save_file
@@ -25,6 +26,7 @@ from support.cli_runner import cli
 from support.processes import IMPATIENT, pixels, qwenimg
 from support.servers import LONG, RunningServer, gone, serving, until_end, until_step
 from support.tiny_control import write_controlnet
+from support.upscalers import as_safetensors, srvgg
 
 from qwenimg.cli.serve.offered import Offer, search
 from qwenimg.common.base.errors import UsageError
@@ -227,7 +229,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("networks")
     write_controlnet(folder / "union")
     write_controlnet(folder / LONG_NAME)
-    (folder / "broken.safetensors").write_bytes(b"x" * 100)
+    shutil.copy(folder / "union/diffusion_pytorch_model.safetensors", folder / "broken.safetensors")
     save_file({"x.lora_A.weight": np.zeros((1, 4), np.float32)}, folder / "strange.safetensors")
     for name, array in (("edges", EDGES), ("hole", HOLE)):
         (folder / f"{name}.png").write_bytes(png(array))
@@ -242,6 +244,7 @@ def controlled(folder: Path, tiny_folder: Path, tiny_layered: Path) -> Iterator[
     options = [text for name in ("union", LONG_NAME, "broken.safetensors") for text in ("--control", folder / name)]
     models = ("-m", tiny_folder, "-m", tiny_layered)
     with serving(folder / "g", *models, *options, "--lora", "strange.safetensors", cwd=folder) as server:
+        (folder / "broken.safetensors").write_bytes(b"x" * 100)  # one that was broken before is refused at the start
         yield server
 
 
@@ -308,7 +311,7 @@ def by_webuiapi(server: RunningServer) -> bytes:
     """The picture of test_control_networks_that_were_given_at_the_start, as that client asks for it: a file."""
     api = webuiapi.WebUIApi(baseurl=f"{server.address}/sdapi/v1")
     assert api.has_controlnet and api.controlnet_version() >= 2
-    assert api.controlnet_model_list()[0] == "union" and api.controlnet_module_list() == ["none", "canny"]
+    assert api.controlnet_model_list()[0] == "union" and api.controlnet_module_list()[:2] == ["none", "canny"]
     first, second = Image.fromarray(EDGES), Image.fromarray(HOLE)
     unit = webuiapi.ControlNetUnit
     units = [unit(first, module="canny", model="union", weight=0.5)]
@@ -492,6 +495,27 @@ def test_what_is_no_file_is_not_offered(
     print(caught.value)
     assert str(caught.value).startswith(f"--{option[:-1] if not inside else 'control'} ")
     assert str(place) in str(caught.value) and "ModelError" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["loras", "controls"])
+@pytest.mark.parametrize("kind", ["pickle", "text", "upscaler", "vae"])
+def test_a_file_of_another_kind_is_not_offered(
+    option: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server was ready with it, and each request that used it failed."""
+    monkeypatch.chdir(tmp_path)
+    place = Path("x.safetensors")
+    {
+        "pickle": lambda: torch.save({"a": torch.zeros(3)}, place),
+        "text": lambda: place.write_text("no weights, but a text"),
+        "upscaler": lambda: as_safetensors(place, srvgg()),
+        "vae": lambda: shutil.copy(builtin.folder() / "vae/diffusion_pytorch_model.safetensors", place),
+    }[kind]()
+    named = {option: (str(place),)}
+    with pytest.raises(UsageError) as caught:
+        search(Offer(names=("shapes",), options={}, **named))  # type: ignore[arg-type]
+    print(caught.value)
+    assert str(caught.value).startswith(f"--{option[:-1]} x.safetensors: ") and len(str(caught.value)) <= 300
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
