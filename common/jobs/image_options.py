@@ -98,8 +98,10 @@ def parse(values: Mapping[str, Any], *, files: bool = True) -> Options:
 
 
 def typed(values: Options, *, files: bool = True) -> Options:
-    """Return `values` with texts parsed to typed values, such as LoRAs. files: as for `parse`. Raises UsageError."""
-    parsed = [name for name in values if name in TEXT_OPTIONS and TEXT_OPTIONS[name].parse is not None]
+    """Return `values` with texts parsed to typed values, such as LoRAs, and other programs' values as ours. files: as
+    for `parse`. Raises UsageError."""
+    known = {name: TEXT_OPTIONS[name] for name in values if name in TEXT_OPTIONS}
+    parsed = [name for name, one in known.items() if one.parse is not None or one.spellings]
     return values | {name: TEXT_OPTIONS[name].converted(values[name], files=files) for name in parsed}
 
 

@@ -36,6 +36,7 @@ UPSCALERS_THERE = {
     "R-ESRGAN General WDN 4xV3": "realesr-general-wdn-x4v3",
     "R-ESRGAN AnimeVideo": "realesr-animevideov3",
 }
+ENLARGER_SPELLINGS = {there.lower(): ours for there, ours in (ENLARGERS_THERE | UPSCALERS_THERE).items()}
 # AUTOMATIC1111's names of the fills, in the order of their numbers in its API.
 FILLS_THERE = {"fill": "fill", "original": "original", "latent noise": "noise", "latent nothing": "nothing"}
 
@@ -118,7 +119,7 @@ def is_upscaler(enlarger: str) -> bool:
 
 
 def check_enlarger(name: str) -> None:
-    if not name.strip() or (name.startswith(LATENT) and is_upscaler(name)):
+    if not name.strip() or (name.lower().startswith(LATENT) and is_upscaler(name)):
         known = ", ".join(ENLARGERS)
         raise UsageError(f"hires-with is {clean(name, 40)!r}; choose one of {known}, or the file of an upscaler")
 

@@ -20,9 +20,10 @@ from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.families.registry import FAMILIES
-from qwenimg.common.jobs.image_options import ALL, TEXT_OPTIONS, check, parse, seeds
+from qwenimg.common.jobs.image_options import ALL, TEXT_OPTIONS, check, parse, seeds, typed
 from qwenimg.common.jobs.prompt_file import _options_of
 from qwenimg.common.jobs.schema import request_schema
+from qwenimg.common.request import names
 from qwenimg.common.request.family_options import FAMILY_OPTIONS
 from qwenimg.common.request.option import Option, no_effect, recorded
 from qwenimg.common.request.request import OPTIONS, Request, request_of
@@ -331,3 +332,29 @@ def test_help_as_json_is_the_schema(capfd: pytest.CaptureFixture[str]) -> None:
     assert json.loads(told.out)["event"] == "error" and told.err.startswith("qwenimg: error: no prompt")
     assert run(["-p", "--json", "--help"]) == 0
     assert capfd.readouterr().out.startswith("Usage:")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("Latent", "latent"), ("Latent (nearest-exact)", "latent-nearest-exact"),
+        ("latent (BICUBIC)", "latent-bicubic"),
+        ("Lanczos", "lanczos"), (" None ", "lanczos"), ("R-ESRGAN 4x+", "RealESRGAN_x4plus"),
+        ("4x-UltraSharp.pth", "4x-UltraSharp.pth"),
+    ],
+)  # fmt: skip
+def test_other_programs_names_of_what_enlarges(theirs: str, ours: str) -> None:
+    """On the command line, in a prompt file, in JSON and in Python."""
+    assert parse({"hires_with": theirs})["hires_with"] == ours
+    assert typed({"hires_with": theirs}, files=False)["hires_with"] == ours
+    assert Request(prompt="x", hires=2, hires_with=theirs).hires_with == ours
+    assert ALL["hires_with"].converted(theirs) == ours
+
+
+@pytest.mark.parametrize("name", ["Latent (bicubic antialiased)", "latent-sharp", "LATENT", " "])
+def test_no_file_is_called_latent(name: str) -> None:
+    if name.lower() in names.ENLARGERS:
+        assert Request(prompt="x", hires=2, hires_with=name).hires_with == "latent"
+        return
+    with pytest.raises(UsageError, match="choose one of lanczos, nearest, latent"):
+        Request(prompt="x", hires=2, hires_with=name)
