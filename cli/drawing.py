@@ -247,6 +247,11 @@ def prompt_of(given: Mapping[str, Any]) -> str | None:
     words, prompt, loras = given["words"], given["prompt"], given["lora"]
     if len(words) > 1:
         shown = clean(" ".join(words), 80)
+        if len(words) == 2 and words[0].lower() in foreign_words.VERBS:
+            raise UsageError(f'{words[0]} is no command; a prompt draws by itself: qwenimg "{clean(words[1], 80)}"')
+        if given["seed"] is not None and all(word.isdecimal() for word in words[1:]):
+            listed = ",".join([str(given["seed"]), *words[1:]])
+            raise UsageError(f"several seeds are one value, without spaces: -s {clean(listed, 60)}, or a range: -s 1-4")
         if loras and _is_number(words[-1]):
             lora = clean(loras[-1], 60)
             raise UsageError(f"--lora takes its strength behind a colon: --lora {lora}:{words[-1]}")

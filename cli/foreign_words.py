@@ -44,7 +44,7 @@ OPTIONS = by_name({
     "--quiet leaves out progress, --json prints events": "--progress --no-progress",
     "--debug timing,shapes prints more, --json prints events": "--verbose --log-level --log",
     "--json prints an event for each step; in Python: pipe.stream": "--callback --callback-steps",
-    "give -N, --num-images, or several seeds, as -s 1-4": "--variations --n",
+    "give -N, --num-images, or several seeds, as -s 1-4; --variation SEED:0.2 for pictures alike": "--variations --n",
     "give the second seed and its strength together, as --variation 7:0.2":
         "--subseed --subseed-strength --variation-seed --variation-strength --variation-amount",
     "give --guidance 1 (0 in Z-Image), which turns guidance off": "--no-cfg --disable-cfg",
@@ -87,6 +87,28 @@ OPTIONS = by_name({
     "that is for the server: qwenimg serve": "--listen --port --host",
     "that is a command: qwenimg grid PROMPT --x steps=4,8,20":
         "--grid --compare --xyz --xyz-plot --xy-plot --xy-grid --x-axis --y-axis",
+    "give --sampler; qwenimg samplers lists them": "--sampling-method",
+    "-m chooses the model, and -i PICTURE starts from a picture": "--mode --task",
+    "give -m MODEL": "--base-model --model-path --repo --model-id",
+    "give --models-dir, as --models-dir ComfyUI":
+        "--models-path --model-dir --extra-model-paths-config --base-directory --input-directory",
+    "give --lora FILE:SCALE, or --lora owner/name": "--lora-name --lora-names --lora-repo-id --lora-file",
+    "give -i PICTURE, once for each": "--redux-image-paths --masked-image-path --images --reference --ref-image",
+    "give --control depth=PICTURE or --control NETWORK=PICTURE": "--depth-image-path --canny --pose --openpose",
+    "give -N, --num-images, or several seeds, as -s 1-4; without -s a seed is random":
+        "--auto-seeds --seed-range --repeat --loop --random-seed",
+    "files from a hub come by qwenimg pull; set HF_TOKEN or HF_HUB_CACHE in the environment":
+        "--hf-token --token --cache-dir --revision --trust-remote-code --local-files-only --hf-cache",
+    "qwenimg plan has the same options, and draws nothing": "--dry-run --plan --estimate",
+    "give --schedule karras": "--karras",
+    "give --max-memory for a limit; parts that do not fit are streamed":
+        "--reserve-vram --medium-vram --normalvram --always-gpu --gpu-only --cuda-malloc --clip-on-cpu",
+    "the same seed gives the same picture already": "--deterministic --no-deterministic",
+    "give -q 8, or text=8 for the text encoder alone": "--text-encoder-quant --fp8-e4m3fn-unet --fp8 --weight-dtype",
+    "give --no-metadata": "--disable-metadata --no-exif",
+    "the words of a style belong in the prompt": "--style --styles --style-preset",
+    "-m qwen-image-layered -i PICTURE takes a picture apart":
+        "--remove-background --transparent --transparent-background --rembg",
     "--preview shows the picture while it is drawn":
         "--stepwise-image-output-dir --preview-dir --preview-method --preview-path",
 })  # fmt: skip
@@ -127,12 +149,19 @@ COMMANDS = by_name({
     "generate PROMPT -i PICTURE": "img2img i2i",
     "devices": "gpu gpus backends hardware",
     "samplers": "schedules schedulers",
-    "info": "metadata inspect",
-    "upscale PICTURE --with FILE": "enlarge upscaler esrgan superres",
+    "info": "metadata inspect pnginfo png-info identify",
+    "upscale PICTURE --with FILE": "enlarge upscaler upscalers upscaling esrgan superres super-resolution extras",
     "completion": "complete completions",
     "bench": "benchmark",
     "serve": "server api",
     "mcp -m MODEL --folder DIR": "assistant assistants",
+    "doctor": "diagnose diagnostics sysinfo env status troubleshoot",
+    "batch FILE": "bulk jobs",
+    "convert MODEL FOLDER": "export quantization dequantize",
+    'edit PICTURE "TEXT"': "edits editing kontext instruct-pix2pix",
+    'inpaint PICTURE MASK "TEXT"': "inpainting",
+    "--from PICTURE": "replay repeat redo reproduce regenerate",
+    "plan": "vram estimate requirements",
     "--help": "usage commands",
     "--version": "version",
 })  # fmt: skip
@@ -141,6 +170,22 @@ FEATURES = by_name({
     "give `qwenimg serve`, which has a page for the browser": "gui web webui ui app page start gradio",
     "give `qwenimg grid PROMPT --x steps=4,8,20 --y guidance=1,4`": "compare xyz xyz-plot xy-plot xy-grid matrix",
     "the page of `qwenimg serve` has the queue and the pictures drawn before": "queue gallery cancel",
+    "give -N 4 for other seeds, or --variation SEED:0.2 for pictures alike": "variations variation seeds subseed",
+    "no workflow is run; `qwenimg --from PICTURE` repeats the settings in a picture of ComfyUI":
+        "workflow workflows comfyui ksampler",
+    "give --few-steps lightning, turbo, lcm or hyper": "few-steps lcm dmd",
+    "a file from a browser is given as -m FILE or --lora FILE; `qwenimg info FILE` says which":
+        "civitai safetensors gguf checkpoint checkpoints ckpt",
+    "`qwenimg pull NAME` gets a model of Hugging Face": "hf huggingface huggingface-cli hub",
+    "`qwenimg pull NAME --verify` looks at each byte of a model": "verify checksum",
+    "scripts call `import qwenimg`, or qwenimg.diffusers; see docs/python.md": "diffusers sdk",
+    "give --control MODEL=PICTURE; see docs/control.md": "controlnets canny openpose depth2img",
+    "`qwenimg -m qwen-image-layered -i PICTURE` takes a picture apart into layers":
+        "rembg removebg remove-background layered",
+    "give --debug timing,shapes, or --json for events": "logs verbose",
+    "write the words of a style into the prompt": "styles",
+    "the Dockerfile in the clone runs `qwenimg serve`; see docs/server.md": "docker podman",
+    "give what to avoid as -n TEXT": "negative-prompt negative",
     "`qwenimg info PICTURE` prints how a picture was made, `qwenimg --from PICTURE` draws it again": "history",
     "give -q 8, 6 or 4; `qwenimg convert MODEL FOLDER -q 8` writes a folder": "quantize quantise",
     "`qwenimg convert MODEL FOLDER --lora FILE` writes a folder with LoRAs merged": "merge",
@@ -160,6 +205,8 @@ FEATURES = by_name({
     'give a prompt, as in qwenimg "a red circle"; `qwenimg selftest` draws 40': "run demo examples",
     "a notebook calls the library: import qwenimg; see docs/notebook.ipynb": "notebook jupyter",
 })  # fmt: skip
+# Verbs before a prompt, as in `qwenimg draw "a cat"`; alone, each is a prompt.
+VERBS = ("draw", "create", "make", "paint", "render", "image", "prompt", "txt2img", "t2i")
 # Endings of a file's name in place of a prompt: the option that takes the file.
 FILE_ENDINGS = by_name({
     "no workflow is run; --from repeats the recipe of a picture, also of ComfyUI's": ".json",
@@ -172,9 +219,22 @@ FILE_ENDINGS = by_name({
 })  # fmt: skip
 
 
+# Commands of other programs, which people paste: the first word, and what does the same here.
+PROGRAMS = by_name({
+    "`qwenimg upscale PICTURE --with FILE`": "mflux-upscale mflux-upscale-seedvr2",
+    "`qwenimg convert MODEL FOLDER -q 8`": "mflux-save",
+    "`qwenimg info PICTURE`": "mflux-info",
+    "`qwenimg serve`": "sd-server comfy-cli",
+    'qwenimg "TEXT" -m MODEL --steps 4; `qwenimg models` lists the models': "mflux sd-cli sdcpp stable-diffusion",
+})  # fmt: skip
+MFLUX = "mflux-"  # how its other commands begin, which draw
+
+
 def advice(word: str) -> str | None:
     """Return the message for a word of another program: what to type here, or that there is no such thing; None for a
     prompt."""
+    if (does := PROGRAMS.get(word) or (PROGRAMS["mflux"] if word.startswith(MFLUX) else None)) is not None:
+        return f"{word} is a command of another program; here: {does}"
     if (text := FEATURES.get(word)) is not None:
         return f"{word} is no command: {text}"
     ending = next((one for one in FILE_ENDINGS if word.lower().endswith(one)), None)

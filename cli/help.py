@@ -33,6 +33,11 @@ COMMANDS = {
     "samplers": "list the samplers and schedules",
     "completion": "print the completion script for bash, zsh or fish",
 }
+# Words that are read as `generate` with options.
+EDITING = {
+    "edit": 'change a picture by words: edit PICTURE... "TEXT"',
+    "inpaint": 'draw the white part of a mask anew: inpaint PICTURE MASK "TEXT"',
+}
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = ("train",)
 
@@ -119,7 +124,7 @@ class Sectioned(click.Command):
             with formatter.section(title):
                 formatter.write_dl([record for name in names if (record := records[name])], col_max=34)
         with formatter.section("Commands (`qwenimg COMMAND --help`)"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([*EDITING.items(), *COMMANDS.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, text in (("Examples", EXAMPLES), ("Exit codes", EXIT_CODES)):

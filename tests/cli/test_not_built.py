@@ -17,7 +17,7 @@ from qwenimg.cli.commands.plan import plan
 from qwenimg.cli.commands.serve import serve
 from qwenimg.cli.commands.upscale import upscale
 from qwenimg.cli.foreign_words import BACKENDS, OPTIONS, SIMILAR_OPTION, unknown_option
-from qwenimg.cli.help import COMMANDS
+from qwenimg.cli.help import COMMANDS, EDITING
 from qwenimg.cli.options import ALIASES
 from qwenimg.cli.words import cli as words_cli
 from qwenimg.common.base.errors import NOT_BUILT, UsageError
@@ -195,7 +195,13 @@ def test_help_by_every_name(library: Library) -> None:
 FINDING = (
     "ui app demo run start notebook assistant config cache remove delete prune login examples compare xyz xy-plot "
     "gallery queue cancel history search show loras merge wildcards outpaint update upgrade gui web webui "
-    "enlarge quantize controlnet caption train"
+    "enlarge quantize controlnet caption train "
+    "variations variation seeds subseed workflow workflows comfyui ksampler replay repeat redo reproduce regenerate "
+    "few-steps lcm civitai safetensors gguf checkpoint checkpoints ckpt hf huggingface huggingface-cli hub verify "
+    "diffusers sdk controlnets canny openpose depth2img rembg removebg remove-background layered logs verbose styles "
+    "docker negative negative-prompt editing kontext inpainting instruct-pix2pix vram estimate requirements bulk "
+    "export pnginfo png-info upscaling extras super-resolution diagnose sysinfo env status dequantize "
+    "mflux mflux-generate mflux-generate-qwen mflux-save mflux-upscale mflux-info sd-cli sd-server"
 )
 
 
@@ -217,7 +223,9 @@ def test_a_word_that_people_type_is_answered(library: Library, word: str) -> Non
         ("caption", "--caption"), ("history", "--from"), ("merge", "convert"), ("loras", "--lora"),
         ("remove", "rm NAME"), ("compare", "grid"), ("xyz", "grid"),
         ("workflow.json", "--from"), ("a.safetensors", "-m FILE"), ("cat.PNG", "edit FILE"),
-        ("prompts.txt", "--prompt-file"),
+        ("prompts.txt", "--prompt-file"), ("variations", "--variation SEED:0.2"), ("comfyui", "--from"),
+        ("editing", "edit PICTURE"), ("inpainting", "inpaint PICTURE MASK"), ("redo", "--from PICTURE"),
+        ("mflux-generate-qwen", "-m MODEL"), ("mflux-save", "convert"), ("vram", "plan"), ("civitai", "--lora FILE"),
     ],
 )  # fmt: skip
 def test_the_answer_names_what_does_it(library: Library, word: str, what: str) -> None:
@@ -227,7 +235,9 @@ def test_the_answer_names_what_does_it(library: Library, word: str, what: str) -
 
 def test_advice_names_commands_and_options_that_there_are() -> None:
     known = built()
-    texts = [*foreign_words.FEATURES.values(), *foreign_words.FILE_ENDINGS.values()]
+    texts = [
+        *foreign_words.FEATURES.values(), *foreign_words.FILE_ENDINGS.values(), *foreign_words.PROGRAMS.values()
+    ]  # fmt: skip
     for text in texts:
         commands = {*re.findall(r"qwenimg ([a-z]+)\b", text)}
         options = {*re.findall(r"(?<![\w-])--([a-z][a-z-]+)", text)}
@@ -276,13 +286,37 @@ def test_options_that_had_no_answer(library: Library, args: list[str], said: str
     assert "did you mean" not in ran.err and not library.calls
 
 
+@pytest.mark.parametrize(
+    ("args", "meant"),
+    [
+        (["draw", "a cat"], 'qwenimg "a cat"'), (["Create", "cat"], 'qwenimg "cat"'),
+        (["x", "--seed", "1", "2", "3"], "-s 1,2,3"),
+        (["mflux-generate", "--prompt", "a cat", "--steps", "4", "--model", "qwen"], "command of another program"),
+        (["x", "--model-path", "y"], "-m MODEL"), (["x", "--dry-run"], "qwenimg plan"),
+        (["x", "--karras"], "--schedule"),
+        (["x", "--hf-token", "y"], "HF_TOKEN"), (["x", "--remove-background"], "qwen-image-layered"),
+    ],
+)  # fmt: skip
+def test_what_is_pasted_or_typed_from_habit(library: Library, args: list[str], meant: str) -> None:
+    ran = cli(*args)
+    ran.refused(2, meant)
+    print(ran.err)
+    assert not library.calls
+
+
+def test_edit_and_inpaint_are_in_the_list_of_commands() -> None:
+    listed = cli("--help").out.decode().partition("Commands (")[2]
+    assert all(f"\n  {word} " in listed for word in (*editing.USAGE, *COMMANDS))
+    assert {*EDITING} == {*editing.USAGE}
+
+
 def test_seeds_is_another_name_of_seed(library: Library) -> None:
     assert cli("x", "--seeds", "1-3", "-o", "out/").code == 0
     assert [one["seed"] for one in library.asked] == [1, 2, 3]
 
 
 def test_what_is_suggested_is_there() -> None:
-    known = {*COMMANDS, "models", "--help", "--version"}
+    known = {*COMMANDS, *editing.USAGE, "models", "--help", "--version", "--from"}
     assert {text.split()[0] for text in foreign_words.COMMANDS.values()} <= known and set(
         foreign_words.LONG_COMMANDS
     ) <= known
