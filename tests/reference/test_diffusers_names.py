@@ -27,7 +27,7 @@ import qwenimg.diffusers
 from qwenimg import QwenimgError, UsageError
 from qwenimg.common.families.flux import references
 from qwenimg.common.request.foreign_names import FEATURES
-from qwenimg.diffusers import keywords, pipelines
+from qwenimg.diffusers import keywords, pictures, pipelines
 
 BACKENDS = ("cpu", "mlx")
 PIXELS = 2  # of 255: a value on a rounding edge may go either way
@@ -125,6 +125,50 @@ def test_a_script_draws_what_it_drew(places: dict[str, Path], case: tuple[str, s
         made = pipe(generator=torch.Generator().manual_seed(9), **asked)
         compare(f"{name} {kind} {backend}", made.images, expected)
         pipe.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_float_pictures_are_taken_as_there(places: dict[str, Path]) -> None:
+    """What output_type="np" returned, and diffusers' "pt", given back as image= and mask_image=."""
+    asked = SIZE | {"prompt": PROMPT, "num_inference_steps": 3, "output_type": "np"}
+    first = opened("StableDiffusionPipeline", places["sd15"])(generator=torch.Generator().manual_seed(1), **asked)
+    floats = first.images
+    tensor = torch.from_numpy(np.moveaxis(floats, -1, 1).copy())
+    reference = theirs("StableDiffusionImg2ImgPipeline", places["sd21"])  # not PNDM, see oracle_sd
+    again = {name: value for name, value in asked.items() if name not in ("width", "height")} | {"strength": 0.7}
+    for backend in BACKENDS:
+        pipe = opened("StableDiffusionImg2ImgPipeline", places["sd21"], backend)
+        for title, image in (("np", floats), ("pt", tensor)):
+            expected = reference(generator=torch.Generator().manual_seed(9), image=image, **again).images
+            made = pipe(generator=torch.Generator().manual_seed(9), image=image, **again)
+            compare(f"{title} {backend}", made.images, expected)
+        same = (floats, floats[0], [floats[0]], tensor[0], tensor.double(), first.results[0].pixels)
+        alike = [pipe(generator=torch.Generator().manual_seed(9), image=one, **again).images for one in same]
+        assert all(np.array_equal(one, alike[0]) for one in alike)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.full((8, 8, 3), 2.0), "from 2 to 2"), (np.full((8, 8, 3), -1.0), "0 to 1"),
+        (np.full((8, 8, 3), np.nan), "0 to 1"), (np.zeros((1, 1, 8, 8, 3)), "the shape"), (np.zeros(3), "the shape"),
+        (np.zeros((0, 8, 3)), "the shape"), (torch.zeros(0), "the shape"), (torch.full((3, 8, 8), torch.inf), "0 to 1"),
+    ],
+)  # fmt: skip
+def test_floats_that_are_no_picture(value: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        pictures.in_8_bits("image", value)
+    assert len(str(caught.value)) <= 300
+
+
+def test_float_masks_and_several_pictures() -> None:
+    mask = np.zeros((1, 4, 5, 1), np.float32)
+    for one in (mask, mask[0], mask[0, ..., 0], torch.zeros(1, 1, 4, 5), torch.zeros(4, 5), torch.zeros(1, 4, 5)):
+        made = pictures.in_8_bits("mask_image", one)
+        assert made.shape == (4, 5) and made.dtype == np.uint8
+    several = pictures.in_8_bits("image", torch.rand(2, 3, 4, 5, dtype=torch.bfloat16))
+    assert [one.shape for one in several] == [(4, 5, 3)] * 2
+    assert pictures.in_8_bits("image", "a.png") == "a.png" and pictures.in_8_bits("image", None) is None
 
 
 @pytest.mark.sample(0)

@@ -27,7 +27,7 @@ from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.request.foreign_names import FEATURES
 from qwenimg.common.sampling.table import SAMPLERS
-from qwenimg.diffusers import generators, keywords, opening, pipelines, schedulers
+from qwenimg.diffusers import generators, keywords, opening, pictures, pipelines, schedulers
 from qwenimg.diffusers.adapters import Adapters
 from qwenimg.diffusers.pipelines import Row
 
@@ -135,6 +135,7 @@ class DrawingPipeline:
         row = self.row
         assert row is not None
         given = keywords.named(self.name, row, positional, asked)
+        given |= {name: pictures.in_8_bits(name, given[name]) for name in pictures.NAMES if name in given}
         prompts, negatives = self._prompts(row, given)
         options = self._options(row, given)
         finished = _finisher(given)
