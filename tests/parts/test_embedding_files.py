@@ -155,14 +155,15 @@ def test_700_damaged_files(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([*small, "mutant.pt"])
 
 
-def test_info_says_what_it_is_and_the_command(tmp_path: Path) -> None:
+def test_info_says_what_it_is_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for kind, values in {"learned_embeds.bin": VALUES[:1], "style.pt": VALUES}.items():
         embedding_files.WRITERS[kind](tmp_path / kind, values.clone())
-    told = cli("info", str(tmp_path / "learned_embeds.bin")).out.decode()
+    told = cli("info", "learned_embeds.bin").out.decode()
     assert told.splitlines()[:3] == [
         "layout: an embedding (textual inversion), 1 vector of 768", "for: Stable Diffusion 1.x", "token: <cat-toy>",
     ]  # fmt: skip
-    assert f'use it: qwenimg "PROMPT, <cat-toy>" -m MODEL --embedding {tmp_path}/learned_embeds.bin' in told
-    assert 'use it: qwenimg "PROMPT, embedding:style" ' in cli("info", str(tmp_path / "style.pt")).out.decode()
+    assert 'use it: qwenimg "PROMPT, <cat-toy>" -m MODEL --embedding learned_embeds.bin' in told
+    assert 'use it: qwenimg "PROMPT, embedding:style" ' in cli("info", "style.pt").out.decode()
     save_file({"emb_params": torch.zeros(76, 768)}, tmp_path / "long.safetensors")
-    assert "76 vectors" in cli("info", str(tmp_path / "long.safetensors")).out.decode()
+    assert "76 vectors" in cli("info", "long.safetensors").out.decode()
