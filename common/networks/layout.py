@@ -19,7 +19,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.keys import Place
-from qwenimg.common.weights.part_names import prefixes
+from qwenimg.common.weights.part_names import plain, prefixes
 
 Shapes: TypeAlias = Mapping[str, Shape]
 Layers: TypeAlias = Mapping[str, str | Place]
@@ -106,13 +106,21 @@ class Layouts:
     # Stored names that only a similar model has, each with that model's title: such a file is refused
     foreign: Mapping[str, str] = field(default_factory=dict)
 
-    def find(self, names: Collection[str]) -> Naming | None:
-        """Return the layout of a file with these `names`; None in a file without the network."""
+    def find(self, names: Collection[str], inside: str = "") -> Naming | None:
+        """Return the layout of a file with these `names`, whose prefix starts with `inside`; None in a file without the
+        network."""
         for row in self.rows:
             for prefix in prefixes(self.network.role, names, row.signs[0]):
-                if all(prefix + sign in names for sign in row.signs):
+                if prefix.startswith(inside) and all(prefix + sign in names for sign in row.signs):
                     return Naming(row, prefix)
         return None
+
+    def find_alone(self, names: Collection[str]) -> Naming | None:
+        """Return the layout of a file with these `names` that has no other network of this role, or None."""
+        if (naming := self.find(names)) is None:
+            return None
+        others = (name for name in names if not name.startswith(naming.prefix))
+        return naming if all(plain(self.network.role, name) is None for name in others) else None
 
     def find_placed(self, names: Collection[str]) -> Naming | None:
         """Return the layout of a file with these `names` if it has places of its own, as its authors' has, or None."""
@@ -145,7 +153,8 @@ class Layouts:
         """Return the stored shapes of an open file. Raises ModelError."""
         shapes, layout = without_prefix(header, naming.prefix), naming.layout
         if layout.place is None:
-            named = ((self.network.rename(key), shape) for key, shape in shapes.items())
+            rename = self.network.rename_for(like)
+            named = ((rename(key), shape) for key, shape in shapes.items())
             shapes = {name: shape for name, shape in named if name is not None}
         return StoredShapes(header.file.path, shapes, lambda name: self.place(layout, name, like).key)
 

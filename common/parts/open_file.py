@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import open_header, peek
@@ -16,7 +17,7 @@ from qwenimg.common.parts.components import component, find_config, open_compone
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights import left_out
 from qwenimg.common.weights import plan as plans
-from qwenimg.common.weights.keys import check_architecture, plan_places
+from qwenimg.common.weights.keys import Place, check_architecture, plan_places
 from qwenimg.common.weights.part_names import plain
 
 # Tensors that the file of a whole model may have beside its parts: ends of names, and starts
@@ -25,11 +26,19 @@ _OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "mode
 
 
 def open_part(
-    layouts: Layouts, path: Path, like: Any, part: str, *, for_rewrite: bool = False, beside: Path | None = None
+    layouts: Layouts,
+    path: Path,
+    like: Any,
+    part: str,
+    *,
+    inside: str = "",
+    for_rewrite: bool = False,
+    beside: Path | None = None,
 ) -> Component:
     """Open a network in a folder, or in a file alone or with other parts, in one of its `layouts`; shards only in names
     that its `rename` maps. `like`: the configuration for what no tensor of a file shows, and of a folder without one;
-    part: its name in messages; beside: the file of its vision tower. Raises ModelError."""
+    part: its name in messages; inside: the start of its names in the file of a model with several such networks;
+    beside: the file of its vision tower. Raises ModelError."""
     network, (only, *others) = layouts.network, find_files(path).files
     if is_folder(path):
         if others or layouts.find_placed(peek(only).tensors) is None:
@@ -38,17 +47,22 @@ def open_part(
         path = only
     header = open_header(path)
     with closed_on_error(header.file):
-        naming = find(header, layouts, part)
-        if naming.layout.place is not None:
+        naming = find(header, layouts, part, inside)
+        if naming.layout.place is not None or inside:
             return open_named(header, layouts, naming, like, part, for_rewrite=for_rewrite)
         config = layouts.config(layouts.shapes(header, naming, like), like)
     header.file.close()
     start = _own_prefix(network.role, naming)
     names = network.rename_for(config)
 
+    manifest = network.manifest(config)
+
     def rename(key: str) -> str | None:
-        name = key.removeprefix(start)
-        return None if name.startswith(layouts.ignored) else names(name)
+        if (name := names(key)) is None or name in manifest:
+            return name
+        rest = key.removeprefix(start)
+        name = names(rest)
+        return None if name not in manifest and rest.startswith(layouts.ignored) else name
 
     return open_component(network, path, config, part, rename, for_rewrite=for_rewrite, beside=beside)
 
@@ -59,13 +73,24 @@ def _own_prefix(role: str, naming: Naming) -> str:
     return (plain(role, naming.prefix + sign) or "").removesuffix(sign)
 
 
-def find(header: Header, layouts: Layouts, part: str) -> Naming:
-    """Return the layout of a network in a file with this header. Raises ModelError for another file."""
-    check_architecture(header, layouts.network.architectures, part)
+def is_in(layouts: Layouts, path: Path) -> bool:
+    """Return whether a folder or file has the network of `layouts` and no other of its role. Raises ModelError for a
+    file that cannot be read."""
+    if is_folder(path):
+        config = path / "config.json"
+        return is_file(config) and read_json(config).get(layouts.network.key) == layouts.network.kind
+    return layouts.find_alone(peek(path).tensors) is not None
+
+
+def find(header: Header, layouts: Layouts, part: str, inside: str = "") -> Naming:
+    """Return the layout of a network in a file with this header; `inside` as for `open_part`. Raises ModelError for
+    another file."""
+    if not inside:
+        check_architecture(header, layouts.network.architectures, part)
     path = header.file.path
     if (other := layouts.similar_model(header.tensors)) is not None:
         raise bad(path, f"is {other}")
-    if (naming := layouts.find(header.tensors)) is None:
+    if (naming := layouts.find(header.tensors, inside)) is None:
         names = " or ".join(dict.fromkeys(row.names.partition(",")[0] for row in layouts.rows)).removesuffix(" names")
         raise bad(path, f"holds no {layouts.expected or f'{part} of {layouts.title}, by {names}'}")
     return naming
@@ -74,21 +99,31 @@ def find(header: Header, layouts: Layouts, part: str) -> Naming:
 def open_named(
     header: Header, layouts: Layouts, naming: Naming, like: Any, part: str, *, for_rewrite: bool = False
 ) -> Component:
-    """Open a network in the open file, whose layout `naming.layout` has a `place`. `like`, `part`: as for `open_part`.
-    The caller closes the file. Raises ModelError."""
+    """Open a network in the open file, whose names are as `naming` says. `like`, `part`: as for `open_part`. The caller
+    closes the file. Raises ModelError."""
     network, path = layouts.network, header.file.path
     config = layouts.config(layouts.shapes(header, naming, like), like)
     manifest = network.manifest(config)
     places = layouts.places(naming, manifest, config)
+    if naming.layout.place is None:
+        own = [key for key in sorted(header.tensors) if key.startswith(naming.prefix)]
+        stored = {network.rename(key.removeprefix(naming.prefix)): key for key in own}
+        places = {name: Place(stored.get(name, place.key)) for name, place in places.items()}
     absent = [name for name in network.optional if name in places and places[name].key not in header.tensors]
     for name in absent:
         del manifest[name], places[name]
     used = network.used(config, manifest)
-    stored = stored_manifest(header, naming.layout, places, manifest)
-    plan = plan_places(header, part, places, stored, plans.uses_for_export(manifest, used) if for_rewrite else used)
+    shapes = stored_manifest(header, naming.layout, places, manifest)
+    plan = plan_places(header, part, places, shapes, plans.uses_for_export(manifest, used) if for_rewrite else used)
     ignored = tuple(naming.prefix + start for start in layouts.ignored)
-    own = (key for key in header.tensors if key.startswith(naming.prefix) and plain(network.role, key) is not None)
-    unknown = [key for key in own if key not in plan.known and not key.startswith(ignored)]
+    unknown = [
+        key
+        for key in sorted(header.tensors.keys() - plan.known)
+        if key.startswith(naming.prefix) and plain(network.role, key) is not None and not key.startswith(ignored)
+    ]
+    if naming.layout.place is None:
+        rests = ((key, key.removeprefix(naming.prefix)) for key in unknown)
+        unknown = [key for key, rest in rests if rest not in network.copies and network.rename(rest) is not None]
     check_known(path, unknown, layouts.title)
     return component(network, config, plan, for_rewrite=for_rewrite)
 

@@ -139,7 +139,11 @@ def test_a_file_that_is_not_that_part_is_refused(
 ) -> None:
     weights, path = load_file(files[part]), tmp_path / "given.safetensors"
     name = next(iter(sorted(name for name in weights if not name.startswith(("visual.", "lm_head.")))))
-    words = {"missing": "lacks tensor", "unknown": "unknown tensor 'strange'", "shape": "has shape"}
+    words = {
+        "missing": "lacks tensor",
+        "unknown": "unknown tensor 'strange'",
+        "shape": "has shape" if part == "vae" else "dimensions in tensor",
+    }
     if fault == "missing":
         del weights[name]
     elif fault == "unknown":
@@ -153,7 +157,7 @@ def test_a_file_that_is_not_that_part_is_refused(
         words["twice"] = "are the same"
     elif fault == "another part":
         weights = load_file(files[PARTS[PARTS.index(part) - 1]])
-        words["another part"] = "holds no tensors of the text_encoder" if part == "text_encoder" else "lacks tensor"
+        words["another part"] = "lacks tensor" if part == "vae" else f"holds no {part} of Qwen"
     save_file(weights, path)
     if fault == "absent":
         path.unlink()

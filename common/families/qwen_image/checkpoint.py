@@ -21,7 +21,7 @@ from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers import qwen_dit, qwen_names
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import language_names, qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_caption import QwenCaptionConfig
@@ -37,6 +37,7 @@ from qwenimg.common.weights.part_names import plain
 _UP = re.compile(r"decoder\.(?:up_blocks\.0\.resnets\.(\d)\.conv1|upsamples\.(\d{1,2})\.residual\.2)\.weight")
 _SAMPLER = re.compile(r"decoder\.(?:up_blocks\.\d\.upsamplers\.0|upsamples\.(\d{1,2}))\.resample\.1\.weight")
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
+LAYOUTS = {"transformer": qwen_names.LAYOUTS, "text_encoder": language_names.QWEN2_5_VL}
 FITS = (
     Fit(
         "the transformer wants text states of {} channels, the text encoder makes {}",
@@ -162,9 +163,8 @@ def _config(source: Source, part: str, config: Any) -> Any:
     if part == "text_encoder":
         _check_tower(source)
         return _writing(config, [place, source.path / part])
-    if source.is_inside(part):
-        header = peek(source.path)
-        config = _vae(header, config) if part == "vae" else _transformer(header, config)
+    if part == "vae" and source.is_inside(part):
+        config = _vae(peek(source.path), config)
     if part == "transformer" or not is_file(place / CONFIG):  # else it is that of another VAE, or the published one
         config = variants.of_kind(config, kind)
     if part == "vae":
@@ -172,23 +172,7 @@ def _config(source: Source, part: str, config: Any) -> Any:
     return config
 
 
-# A whole model in one file: nothing shows the axes of positions and the latents' statistics, which are as published
-
-
-def _transformer(header: Header, like: QwenDiTConfig) -> QwenDiTConfig:
-    path, rename = header.file.path, renaming(qwen_dit.NETWORK, like)
-    shapes: Shapes = {name: one.shape for key, one in header.tensors.items() if (name := rename(key)) is not None}
-    width, channels = shape_of(path, shapes, "img_in.weight", 2)
-    [head_dim] = shape_of(path, shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
-    data: dict[str, Any] = asdict(like) | {
-        "in_channels": channels,
-        "out_channels": shape_of(path, shapes, "proj_out.weight", 2)[0] // like.patch_size**2,
-        "num_layers": len({key.split(".")[1] for key in shapes if key.startswith("transformer_blocks.")}),
-        "attention_head_dim": head_dim,
-        "num_attention_heads": width // max(1, head_dim),
-        "joint_attention_dim": shape_of(path, shapes, "txt_in.weight", 2)[1],
-    }
-    return parse(QwenDiTConfig, data, source=path)
+# A whole model in one file: nothing shows the latents' statistics, which are as published
 
 
 def _vae(header: Header, like: QwenVAEConfig) -> QwenVAEConfig:
@@ -205,7 +189,7 @@ def _vae(header: Header, like: QwenVAEConfig) -> QwenVAEConfig:
 
 OPENING = Opening(
     networks=NETWORKS,
-    layouts={"text_encoder": language_names.QWEN2_5_VL},
+    layouts=LAYOUTS,
     model=lambda source: "qwen-image",
     tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, SMALL_FILES),
     given=lambda source: towers.language_first(source.options.parts, source.path / towers.FIRST, is_tower),

@@ -9,7 +9,7 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.description import Description, listed, summary, weights_summary
 from qwenimg.common.families.load_options import Prediction
-from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, is_tower
+from qwenimg.common.families.qwen_image.checkpoint import LAYOUTS, NETWORKS, is_tower
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVariant, published_config
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
@@ -38,13 +38,7 @@ class QwenPart:
         """Return whether a file has the part, by GGUF's architecture or by the names of its tensors."""
         if self.option == "text_encoder" and is_tower(header):
             return True
-        architecture, network = gguf.architecture(header), NETWORKS[self.option]
-        if architecture and architecture not in network.architectures:
-            return False
-        rename = renaming(network, network.config())
-        if not any(rename(key) == _SIGNS[self.option][0] for key in header.tensors):
-            return False
-        return self.option != "vae" or _is_own_vae(header)
+        return LAYOUTS[self.option].find_in(header) is not None if self.option in LAYOUTS else _is_own_vae(header)
 
     def opens(self, header: Header) -> bool:
         return False
@@ -58,14 +52,16 @@ class QwenPart:
 
 def is_model(header: Header) -> bool:
     """Return whether a file with this header has the transformer and another part of the model."""
-    rename = renaming(qwen_dit.NETWORK, qwen_dit.NETWORK.config())
-    known = any(rename(key) == _SIGNS["transformer"][0] for key in header.tensors)
+    known = LAYOUTS["transformer"].find_in(header) is not None
     return known and header.format != "GGUF" and bool(merged_file.parts_of(header))
 
 
 def _is_own_vae(header: Header) -> bool:
-    """Return whether a VAE's norms or kernels have Qwen-Image's own names. mflux's names of norms are those of other
-    VAEs too."""
+    """Return whether a file has Qwen-Image's VAE: its norms or kernels have names of its own. mflux's names of norms
+    are those of other VAEs too."""
+    rename = renaming(qwen_vae.NETWORK, qwen_vae.NETWORK.config())
+    if gguf.architecture(header) or not any(rename(key) == _SIGNS["vae"][0] for key in header.tensors):
+        return False
     if any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors):
         return False
     return any(key.endswith(".gamma") or qwen_vae.NETWORK.channels_last in key for key in header.tensors)

@@ -33,13 +33,13 @@ MLP_RATIO = 4
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
 ADDITION = "time_text_embed.addition_t_embedding.weight"
+"""The table of the additional embedding, which only a model with `use_additional_t_cond` has."""
 _MFLUX = {
     ".attn.attn_to_out.0.": ".attn.to_out.0.",
     "_mod_linear.": "_mod.1.",
     "_ff.mlp_in.": "_mlp.net.0.proj.",
     "_ff.mlp_out.": "_mlp.net.2.",
 }
-"""The table of the additional embedding, which only a model with `use_additional_t_cond` has."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
 _NORM, _NAMED_NORM = "layers.0.self_attn.q_norm.weight", "blk.0.attn_q_norm.weight"
 _BIAS = ("layers.0.self_attn.k_proj.bias", "layers.0.input_layernorm.weight")
 _TOWER = "visual.patch_embed.proj.weight"
-_TRANSFORMERS, _LLAMA_CPP, _MLX_VLM = "transformers' names", "llama.cpp's names", "mlx-vlm's names"
+_TRANSFORMERS, _LLAMA_CPP, _PORT = "transformers' names", "llama.cpp's names", "mlx-vlm's names"
 
 
 def _config(stored: StoredShapes, like: Any) -> Any:
@@ -59,10 +59,10 @@ QWEN2_5_VL = Layouts(
     network=qwen_vl.NETWORK,
     title="Qwen2.5-VL",
     rows=(
-        Layout(names="mflux's names", signs=tuple(qwen_vl.MFLUX + sign for sign in _BIAS)),
-        Layout(names=_MLX_VLM, signs=tuple(f"language_model.model.{sign}" for sign in _BIAS)),
+        Layout(names="mflux's names", signs=(*(qwen_vl.MFLUX + sign for sign in _BIAS),)),
+        Layout(names=_PORT, signs=(*(f"language_model.model.{sign}" for sign in _BIAS),)),
         Layout(names=_TRANSFORMERS, signs=_BIAS),
-        Layout(names=_LLAMA_CPP, signs=("blk.0.attn_k.bias", "blk.0.ffn_norm.weight")),
+        Layout(names=_LLAMA_CPP, signs=("blk.0.attn_k.bias",)),
     ),
     config=_config,
     foreign={
@@ -73,7 +73,7 @@ QWEN3_VL = Layouts(
     network=qwen3_vl.NETWORK,
     title="Qwen3-VL",
     rows=(
-        Layout(names=_MLX_VLM, signs=(f"language_model.model.{_NORM}",)),
+        Layout(names=_PORT, signs=(f"language_model.model.{_NORM}",)),
         Layout(names=_TRANSFORMERS, signs=(f"language_model.{_NORM}",)),
         Layout(names=_TRANSFORMERS, signs=(f"model.{_NORM}", _TOWER)),
         Layout(names=_TRANSFORMERS, signs=(_NORM, _TOWER)),
