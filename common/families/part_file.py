@@ -13,14 +13,14 @@ from qwenimg.common.families.description import Description, component_line, of_
 from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.encoders import clip, language_names, t5
+from qwenimg.common.networks.encoders import clip_names, language_names, t5_names
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.components import renaming
 from qwenimg.common.parts.open_file import open_part
-from qwenimg.common.parts.texts import clip_files, t5_files
+from qwenimg.common.parts.texts import clip_files
 from qwenimg.common.runtime.checkpoint import Component
 
 _ALL = "--transformer FILE --text-encoder FILE --vae FILE"
@@ -57,6 +57,7 @@ class PartFile:
     use: str = _ALL  # the options that `info` names, with which a picture is drawn
     layouts: Layouts | None = None  # `info` opens the part by them, and names its faults
     is_in: Callable[[Header], bool] | None = None  # whether a file has the part; None: whether the layouts find it
+    is_alone: bool = False  # files with another part of its role are not of this kind
     like: Callable[[], Any] | None = None  # the configuration for what no tensor shows; None: the network's defaults
     # From the path and the configuration, the variant of the model, for `info`
     variant: Callable[[Path, Any], str] | None = None
@@ -64,7 +65,8 @@ class PartFile:
     def reads(self, header: Header) -> bool:
         if self.is_in is not None:
             return self.is_in(header)
-        return self.layouts is not None and self.layouts.find_in(header) is not None
+        found = self.layouts is not None and self.layouts.find_in(header) is not None
+        return found and not (self.is_alone and self.layouts and self.layouts.find_alone(header.tensors) is None)
 
     def opens(self, header: Header) -> bool:
         return False
@@ -169,10 +171,10 @@ QWEN3 = PartFile(
         language_names.QWEN3.find_in(header) is not None and language_names.QWEN3_VL.find_in(header) is None
     ),
 )
-T5 = PartFile(option="text_encoder", title="T5, a text encoder", network=t5.NETWORK, use=_TEXT, is_in=t5_files.is_alone)
+T5 = PartFile(option="text_encoder", title="T5, a text encoder", use=_TEXT, layouts=t5_names.LAYOUTS, is_alone=True)
 
 
-_CLIP = partial(PartFile, option="text_encoder", title=clip_files.title, network=clip.NETWORK, use=_TEXT)
-CLIP = _CLIP(is_in=lambda header: clip_files.width_alone(header.tensors) is not None)
+_CLIP = partial(PartFile, option="text_encoder", title=clip_files.title, use=_TEXT, layouts=clip_names.LAYOUTS)
+CLIP = _CLIP(is_alone=True)
 CLIP_L = _CLIP(is_in=lambda header: clip_files.width_alone(header.tensors) == 768)
 CLIP_G = _CLIP(is_in=lambda header: clip_files.width_alone(header.tensors) == 1280)

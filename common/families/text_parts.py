@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.safe_files import closed_on_error, is_file, is_folder
-from qwenimg.common.families.opening import Given, Source
-from qwenimg.common.formats.headers import open_header
+from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.families.opening import CONFIG, Given, Source
+from qwenimg.common.networks.encoders import clip_names, t5_names
+from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import given_twice, open_component
-from qwenimg.common.parts.ldm_configs import Text
-from qwenimg.common.parts.texts import clip_files, t5_files
+from qwenimg.common.parts.open_file import is_in, open_part
+from qwenimg.common.parts.texts.clip_files import Text, of_type
 from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.runtime.checkpoint import Component
 
@@ -26,7 +28,7 @@ def named_by_tensors(source: Source, t5_name: str, clip_of: Callable[[Source, Pa
         if path == LEFT_OUT:
             continue
         is_text = part.startswith("text_encoder")
-        name = part if not is_text else t5_name if t5_files.is_t5(path) else clip_of(source, path)
+        name = part if not is_text else t5_name if is_in(t5_names.LAYOUTS, path) else clip_of(source, path)
         if name in places:
             raise given_twice(name, places[name], path)
         places[name] = path
@@ -35,23 +37,21 @@ def named_by_tensors(source: Source, t5_name: str, clip_of: Callable[[Source, Pa
 
 def open_t5(source: Source, name: str, network: Network, config: Any, prefix: str) -> Component:
     """Open T5. prefix: of its names in the file of a whole model."""
-    place, for_rewrite = source.place(name), source.options.for_rewrite
-    if source.is_inside(name):
-        header = open_header(place)
-        with closed_on_error(header.file):
-            return t5_files.within(header, prefix, name, for_rewrite=for_rewrite)
-    if name in source.given and not is_folder(place):
-        return t5_files.open_t5(place, name, for_rewrite=for_rewrite)
-    return open_component(network, place, config, name, for_rewrite=for_rewrite)
+    return _opened(source, name, network, config, t5_names.LAYOUTS, T5Config(), prefix)
 
 
 def open_clip(source: Source, name: str, network: Network, config: Any, text: Text) -> Component:
     """Open a CLIP. text: how it is in the file of a whole model."""
+    is_known = not source.is_inside(name) and is_file(source.path / name / CONFIG)
+    like = config if is_known else of_type(text.like)
+    return _opened(source, name, network, config, clip_names.LAYOUTS, like, text.prefix)
+
+
+def _opened(
+    source: Source, name: str, network: Network, config: Any, layouts: Layouts, like: Any, prefix: str
+) -> Component:
     place, for_rewrite = source.place(name), source.options.for_rewrite
-    if source.is_inside(name):
-        header = open_header(place)
-        with closed_on_error(header.file):
-            return clip_files.within(header, text, for_rewrite=for_rewrite)
-    if name in source.given and not is_folder(place):
-        return clip_files.open_file(place, name, config, is_known=is_file(source.path / name / "config.json"))
-    return open_component(network, place, config, name, for_rewrite=for_rewrite)
+    if is_folder(place):
+        return open_component(network, place, config, name, for_rewrite=for_rewrite)
+    inside = prefix if source.is_inside(name) else ""
+    return open_part(layouts, place, like, name, inside=inside, for_rewrite=for_rewrite)

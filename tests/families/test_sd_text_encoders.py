@@ -90,7 +90,7 @@ def test_a_vit_l_beside_sd1(both, tmp_path: Path) -> None:
     save_file(clip_file(model), tmp_path / "clip_l.safetensors")
     saved = folder / "text_encoder" / "model.safetensors"
     assert not any(name.startswith("text_model.") for name in load_file(saved)), "transformers 5 leaves it out"
-    assert "transformers' names (width 64)" in describe(saved).lines[0]
+    assert "(width 64), transformers' names" in describe(saved).lines[0]
     made = [
         qwenimg.load(path, "cpu", "fp32", **given)("a red circle", **ASKED).latents
         for path, given in (
@@ -194,6 +194,8 @@ def test_the_command_line_takes_two_and_says_what_they_are(
         2, "4 files; a model has three text encoders at most"
     )
     assert cli("--from", "a.png", *model, *texts, "-o", "b.png").code == 0
-    assert "OpenCLIP's names behind conditioner.embedders.1.model. (width 128)" in describe(parts["open_clip"]).lines[0]
+    assert (
+        "(width 128), OpenCLIP's names, behind conditioner.embedders.1.model." in describe(parts["open_clip"]).lines[0]
+    )
     with pytest.raises(ModelError, match="neither is a vision tower"):
         qwenimg.load("shapes", "cpu", text_encoder_2=parts["clip_l"])

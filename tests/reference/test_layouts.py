@@ -26,7 +26,6 @@ from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
-from qwenimg.common.parts import ldm_keys
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
@@ -76,7 +75,7 @@ def folder_plan(folder: Path, component: str) -> tuple[Any, LoadPlan]:
 
 
 def config_of(opened: SingleFile, component: str) -> Any:
-    return {"unet": opened.unet, "vae": opened.vae, **opened.texts}[component]
+    return opened.components[component].config
 
 
 # The names in the tests are right
@@ -95,7 +94,7 @@ def test_the_reference_reads_the_file(made: Callable[[str], Made], kind: str) ->
     }
     for text in single_file.KINDS[kind].texts:
         model = case.models[text.component]
-        if text.fused:
+        if text.like.hidden_act == "gelu":
             found[text.component] = theirs.convert_open_clip_checkpoint(model, dict(case.tensors), prefix=text.prefix)
         else:
             found[text.component] = theirs.convert_ldm_clip_checkpoint(dict(case.tensors))
@@ -128,8 +127,9 @@ def bits(twin: Twin, plan: LoadPlan, name: str, dtype: str) -> np.ndarray:
 def test_file_and_folder_give_the_same_tensors(made: Callable[[str], Made], kind: str, backend: str) -> None:
     case, twin = made(kind), BACKENDS[backend]()
     opened = open_file(case.file)
-    assert opened.plans.keys() == case.models.keys()
-    for component, plan in opened.plans.items():
+    assert opened.components.keys() == case.models.keys()
+    for component, part in opened.components.items():
+        plan = part.plan
         _, expected = folder_plan(case.folder, component)
         assert plan.entries.keys() == expected.entries.keys()
         for name in plan.entries:
@@ -146,7 +146,8 @@ def test_storage_in_16_bits(made: Callable[[str], Made], tmp_path: Path, stored:
     tensors = {k: v.to(getattr(torch, stored)) if v.is_floating_point() else v for k, v in case.tensors.items()}
     save_file(tensors, tmp_path / "a.safetensors")
     opened = open_file(tmp_path / "a.safetensors")
-    for component, plan in opened.plans.items():
+    for component, part in opened.components.items():
+        plan = part.plan
         expected = {
             clip.rename(k) if "text" in component else k: v for k, v in case.models[component].state_dict().items()
         }
@@ -161,7 +162,7 @@ def test_storage_in_16_bits(made: Callable[[str], Made], tmp_path: Path, stored:
 def test_configurations_follow_from_shapes(made: Callable[[str], Made], kind: str) -> None:
     case = made(kind)
     opened = open_file(case.file, prediction="eps")
-    for component in opened.plans:
+    for component in opened.components:
         expected, plan = folder_plan(case.folder, component)
         plan.close()
         found = config_of(opened, component)
@@ -244,7 +245,7 @@ def test_a_vae_alone(made: Callable[[str], Made], tmp_path: Path, prefix: str) -
     save_file(tensors | {"loss.logvar": torch.ones(1)}, tmp_path / "a.safetensors")
     opened = open_file(tmp_path / "a.safetensors")
     opened.close()
-    assert opened.plans.keys() == {"vae"} and opened.detected.kind is None and opened.ignored == 1
+    assert opened.components.keys() == {"vae"} and opened.detected.kind is None and opened.ignored == 1
     assert opened.detected.lacks == ("unet", "text encoder")
 
 
@@ -256,7 +257,7 @@ def test_a_unet_alone(made: Callable[[str], Made], tmp_path: Path, kind: str, pr
     opened = open_file(tmp_path / "a.safetensors")
     opened.close()
     print("\n".join(opened.detected.reasons))
-    assert opened.plans.keys() == {"unet"}
+    assert opened.components.keys() == {"unet"}
     assert opened.detected.kind == kind.removesuffix("-refiner")
     assert "vae" in opened.detected.lacks and "text_encoder" in opened.detected.lacks
 
@@ -336,16 +337,16 @@ def test_published_models(tmp_path: Path, kind: str) -> None:
         stream.truncate(file.stat().st_size + end)
     opened = open_file(file, prediction="eps")
     opened.close()
-    assert opened.unet is not None and opened.vae is not None
+    assert opened.unet is not None
     print("\n".join(opened.detected.reasons), f"{len(header)} tensors, {end / 1e9:.2f} GB", sep="\n")
     expected = parse(UNetConfig, unet_fields_of(models["unet"]), source="unet", ignored=unet.IGNORED_CONFIG)
     assert (opened.unet.attention_head_dim, opened.unet.down) == (expected.attention_head_dim, expected.down)
     assert (opened.unet.mid, opened.unet.up) == (expected.mid, expected.up)
     assert tuple(opened.texts.values()) == PUBLISHED_TEXTS[kind]
-    parameters = round(opened.plans["unet"].parameters / 1e6, 3)
-    assert (len(opened.plans["unet"].entries), parameters) == PUBLISHED_SIZES[kind]
-    assert (len(opened.plans["vae"].entries), opened.plans["vae"].parameters) == (248, 83_653_863)
-    assert opened.vae.scaling_factor == (0.13025 if "xl" in kind else 0.18215)
+    parameters = round(opened.components["unet"].plan.parameters / 1e6, 3)
+    assert (len(opened.components["unet"].plan.entries), parameters) == PUBLISHED_SIZES[kind]
+    assert (len(opened.components["vae"].plan.entries), opened.components["vae"].plan.parameters) == (248, 83_653_863)
+    assert opened.components["vae"].config.scaling_factor == (0.13025 if "xl" in kind else 0.18215)
 
 
 def unet_fields_of(model: torch.nn.Module) -> dict[str, Any]:
@@ -445,13 +446,13 @@ def test_every_ignored_name_is_ignored(made: Callable[[str], Made], tmp_path: Pa
     before = open_file(made("sd2").file)
     before.close()
     names = [*single_file._IGNORED, *(prefix + "x" for prefix in single_file._IGNORED_PREFIXES)]
-    names += [f"cond_stage_model.{name}" for name in ldm_keys.IGNORED_TEXT]
+    names += [f"cond_stage_model.{name}" for name in single_file._IGNORED_TEXT]
     new = {name: torch.ones(2) for name in names if name not in tensors and name != "v_pred"}
     save_file(tensors | new, tmp_path / "a.safetensors")
     after = open_file(tmp_path / "a.safetensors")
     after.close()
     assert after.ignored == before.ignored + len(new)
-    used = {entry.source.first.key for plan in after.plans.values() for entry in plan.entries.values()}
+    used = {entry.source.first.key for part in after.components.values() for entry in part.plan.entries.values()}
     assert not used & set(names)
 
 
@@ -459,7 +460,7 @@ def test_the_unused_layer_is_not_read(made: Callable[[str], Made]) -> None:
     case = made("sd2")
     opened = open_file(case.file)
     opened.close()
-    entries = opened.plans["text_encoder"].entries.values()
+    entries = opened.components["text_encoder"].plan.entries.values()
     assert opened.texts["text_encoder"].num_hidden_layers == 23
     assert not any("resblocks.23." in entry.source.first.key for entry in entries)
     assert any("resblocks.23." in key for key in load_file(case.file))

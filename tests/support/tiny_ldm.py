@@ -1,6 +1,6 @@
 """Tiny Stable Diffusion models of every type, made by diffusers and transformers, and the same in one file.
 
-The names of a single file are written here by rules of their own, from the other side than `ldm_keys`; that
+The names of a single file are written here by rules of their own, from the other side than `clip_names`; that
 they are right is checked with diffusers' converters.
 """
 

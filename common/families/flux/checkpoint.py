@@ -26,8 +26,8 @@ from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import known_configs
-from qwenimg.common.parts.ldm_configs import Text
 from qwenimg.common.parts.open_file import stored_shape
+from qwenimg.common.parts.texts.clip_files import Text
 from qwenimg.common.prompts.clip import EOS_PAD
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -154,7 +154,7 @@ def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
-_CLIP = Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True)
+_CLIP = Text(component=CLIP, prefix=PREFIXES[CLIP], like=clip.VIT_L)
 OPENING = Opening(
     networks=NETWORKS,
     layouts={"transformer": LAYOUTS, "vae": kl_vae_names.LAYOUTS},

@@ -22,7 +22,6 @@ from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts.components import find_config
-from qwenimg.common.parts.ldm_configs import clip_config
 from qwenimg.common.parts.texts import clip_files
 from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -86,7 +85,7 @@ def _clip_name(source: Source, path: Path) -> str:
 def _own_clip(source: Source, name: str) -> CLIPConfig:
     """Return the configuration of a CLIP of the model, of an absent one the published one. Raise ModelError."""
     if source.in_one_file and (text := CLIPS[name].within((header := peek(source.path)).tensors)):
-        return clip_config(source.path, header, text)[1]
+        return text.config(header)
     published = partial(source.published, name, clip.NETWORK)
     config: CLIPConfig = find_config(clip.NETWORK, [source.path / name], published)
     return config

@@ -19,12 +19,13 @@ from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.encoders.clip_names import HEAD_DIM
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import on_paper
-from qwenimg.common.parts.ldm_configs import HEAD_DIM, Text
+from qwenimg.common.parts.texts.clip_files import Text
 from qwenimg.common.runtime.checkpoint import Component
 
 _OPTIONS = {"unet": "--unet", "vae": "--vae"}  # all others are text encoders
@@ -96,9 +97,6 @@ def _widths(width: int, count: int) -> list[int]:
 
 def _text(path: Path, text: Text, width: int) -> CLIPConfig:
     """Return the published configuration of a text encoder with this `width`. Raise ModelError."""
-    known = clip.VIT_L
-    if text.open_clip:
-        known = clip.OPEN_CLIP_BIG_G if text.projected else clip.OPEN_CLIP_H
     if width < HEAD_DIM or width % HEAD_DIM:
         raise bad(path, f"lacks {text.component}, which would have to be {width} wide: no text encoder is")
-    return replace(known, hidden_size=width, num_attention_heads=width // HEAD_DIM)
+    return replace(text.like, hidden_size=width, num_attention_heads=width // HEAD_DIM)

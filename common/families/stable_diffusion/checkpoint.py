@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
@@ -27,7 +26,6 @@ from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts.components import (
-    component,
     is_absent,
     on_paper,
     open_component,
@@ -198,19 +196,12 @@ def _kind(sdxl: bool, texts: list[str], config: UNetConfig | None) -> str:
 def open_file(path: Path, options: LoadOptions) -> Checkpoint:
     """Open the model in the file `path` and the parts that are elsewhere, with the chosen tokenizer or one on this
     machine. Raises ModelError and UsageError."""
-    opened = single_file.open_file(path, options.prediction)
+    opened = single_file.open_file(path, options.prediction, for_rewrite=options.for_rewrite)
     detected = opened.detected
     with ExitStack() as stack:
         stack.callback(opened.close)
         components = absent_of_file(opened, options) if detected.lacks else {}
-        rows: dict[str, tuple[Network, Any]] = {
-            "unet": (unet.NETWORK, opened.unet),
-            "vae": (kl_vae.NETWORK, opened.vae),
-        }
-        rows |= {name: (clip.NETWORK, config) for name, config in opened.texts.items()}
-        components |= {
-            name: component(*rows[name], plan, for_rewrite=options.for_rewrite) for name, plan in opened.plans.items()
-        }
+        components |= opened.components
         names = ["unet", "vae", *(text.component for text in KINDS[detected.kind or "sd1"].texts)]
         checkpoint = Checkpoint(
             source=path,
@@ -268,10 +259,10 @@ def _unet_file(checkpoint: Checkpoint, path: Path) -> Component:
     opened = _ldm_file(path)
     if opened is None:
         return open_component(unet.NETWORK, path, checkpoint["unet"].config, "unet")
-    if opened.unet is None:
+    if "unet" not in opened.components:
         opened.close()
         raise ModelError(f"{clean(path, 120)}: holds no UNet")
-    return component(unet.NETWORK, opened.unet, opened.plans["unet"])
+    return opened.components["unet"]
 
 
 def _ldm_file(path: Path) -> SingleFile | None:

@@ -68,8 +68,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description:
         description.faults.append(str(error))
         return description
     opened.close()
-    for name, plan in opened.plans.items():
-        description.lines.append(component_line(name, plan))
+    for name, part in opened.components.items():
+        description.lines.append(component_line(name, part.plan))
     if opened.ignored:
         description.lines.append(f"known and not needed: {counted(opened.ignored, 'tensor')}")
     return description

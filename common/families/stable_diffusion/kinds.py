@@ -17,8 +17,10 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.denoisers.unet_names import SIGN
-from qwenimg.common.networks.layout import Shapes, shape_of
-from qwenimg.common.parts.ldm_configs import HEAD_DIM, Text
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip_names import HEAD_DIM
+from qwenimg.common.networks.layout import Shapes, StoredShapes, shape_of
+from qwenimg.common.parts.texts.clip_files import Text
 
 HEADS_SD1 = 8
 SIZE_CHANNELS = 256  # of each size in SDXL's conditioning
@@ -39,7 +41,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "sd1": Kind(
         title="Stable Diffusion 1.x",
-        texts=(Text(component="text_encoder", prefix="cond_stage_model.transformer."),),
+        texts=(Text(component="text_encoder", prefix="cond_stage_model.transformer.", like=clip.VIT_L),),
         scaling_factor=0.18215,
         sample_size=64,
     ),
@@ -49,7 +51,7 @@ KINDS: Mapping[str, Kind] = {
             Text(
                 component="text_encoder",
                 prefix="cond_stage_model.model.",
-                open_clip=True,
+                like=clip.OPEN_CLIP_H,
                 converted="cond_stage_model.transformer.",
             ),
         ),
@@ -62,13 +64,13 @@ KINDS: Mapping[str, Kind] = {
             Text(
                 component="text_encoder",
                 prefix="conditioner.embedders.0.transformer.",
+                like=clip.VIT_L,
                 converted="cond_stage_model.transformer.",
             ),
             Text(
                 component="text_encoder_2",
                 prefix="conditioner.embedders.1.model.",
-                open_clip=True,
-                projected=True,
+                like=clip.OPEN_CLIP_BIG_G,
                 converted="cond_stage_model.1.transformer.",
             ),
         ),
@@ -77,9 +79,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "sdxl-refiner": Kind(
         title="Stable Diffusion XL refiner",
-        texts=(
-            Text(component="text_encoder_2", prefix="conditioner.embedders.0.model.", open_clip=True, projected=True),
-        ),
+        texts=(Text(component="text_encoder_2", prefix="conditioner.embedders.0.model.", like=clip.OPEN_CLIP_BIG_G),),
         scaling_factor=0.13025,
         sample_size=128,
     ),
@@ -89,8 +89,9 @@ KINDS: Mapping[str, Kind] = {
 # The UNet
 
 
-def unet_config(path: Path, shapes: Shapes, kind: str, prediction: str) -> UNetConfig:
-    """Return the configuration of the UNet with these tensors. Raises ModelError."""
+def unet_config(stored: StoredShapes, like: object, kind: str, prediction: str) -> UNetConfig:
+    """Return the configuration of the UNet with these stored shapes, by ldm's names. Raises ModelError."""
+    path, shapes = stored.path, stored.shapes
     first, last = shape_of(path, shapes, SIGN, 4), shape_of(path, shapes, "out.2.weight", 4)
     depths = _depths(shapes)
     levels = _levels(path, shapes, depths)

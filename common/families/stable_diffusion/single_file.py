@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.safe_files import bad, closed_on_error
-from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion.kinds import KINDS, unet_config
@@ -20,19 +21,17 @@ from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.denoisers import unet, unet_names
 from qwenimg.common.networks.denoisers.unet import UNetConfig
-from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import CLIPConfig
-from qwenimg.common.networks.layout import Naming, stored_manifest, without_prefix
-from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
+from qwenimg.common.networks.encoders.clip_names import USED_H
+from qwenimg.common.networks.layout import Layouts, Naming
+from qwenimg.common.networks.vaes import kl_vae_names
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
-from qwenimg.common.parts import ldm_keys
-from qwenimg.common.parts.ldm_configs import Text, clip_config
-from qwenimg.common.parts.ldm_keys import Places
-from qwenimg.common.parts.open_file import check_known
+from qwenimg.common.parts.open_file import check_known, open_named
+from qwenimg.common.parts.texts.clip_files import Text
 from qwenimg.common.parts.vae_files import latent_channels
-from qwenimg.common.weights.keys import check_architecture, plan_places
+from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.weights.keys import check_architecture
 from qwenimg.common.weights.part_names import VAES
-from qwenimg.common.weights.plan import LoadPlan, ParamUses, stored_uses
 
 # Tensors that a file may have beside the models: whole names, and prefixes that end in a dot.
 _IGNORED = frozenset(
@@ -46,6 +45,19 @@ _IGNORED = frozenset(
         "v_pred", "ztsnr",
     }
 )  # fmt: skip
+_IGNORED_TEXT = frozenset(  # after the prefix of a text encoder: buffers, and tensors for CLIP's images
+    {
+        "logit_scale",
+        "model.logit_scale",
+        "model.attn_mask",
+        "model.text_projection",  # of OpenCLIP-H
+        "text_projection",  # beside a ViT-L, whose projection no pipeline uses
+        "transformer.text_projection.weight",
+        "transformer.text_model.text_projection",
+        "transformer.text_model.embeddings.position_ids",
+        "transformer.embeddings.position_ids",
+    }
+)
 _IGNORED_PREFIXES = (
     "model_ema.",  # averaged weights, a second copy of the UNet under names without dots
     "first_stage_model.loss.",  # the VAE's discriminator and perceptual loss, for training
@@ -88,23 +100,28 @@ class Detected:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SingleFile:
-    """An opened file: configurations and plans of the components that it has, in diffusers' names.
+    """An opened file: the components that it has.
 
     A VAE alone does not show the scale of its latents: replace its `scaling_factor` by the one of the model that it is
     used with."""
 
     path: Path
     detected: Detected
-    unet: UNetConfig | None
-    vae: KLVAEConfig | None
-    texts: dict[str, CLIPConfig]
-    plans: dict[str, LoadPlan]
+    components: Mapping[str, Component]
     ignored: int  # known tensors that are not used
+
+    @property
+    def unet(self) -> UNetConfig | None:
+        return self.components["unet"].config if "unet" in self.components else None
+
+    @property
+    def texts(self) -> dict[str, CLIPConfig]:
+        return {name: part.config for name, part in self.components.items() if part.role == "text"}
 
     def close(self) -> None:
         """Close the file; nothing can be read after that."""
-        for plan in self.plans.values():
-            plan.close()
+        for part in self.components.values():
+            part.plan.close()
 
 
 # Detection
@@ -190,7 +207,7 @@ def _kind(tensors: Mapping[str, Stored], prefix: str | None) -> tuple[str | None
         ("sdxl", "cond_stage_model.1."),
         ("sdxl-refiner", "conditioner.embedders.0.model."),
         ("sd2", "cond_stage_model.model."),
-        ("sd2", f"cond_stage_model.transformer.text_model.encoder.layers.{ldm_keys.CLIP_H_LAYERS - 1}."),
+        ("sd2", f"cond_stage_model.transformer.text_model.encoder.layers.{USED_H - 1}."),
         ("sd1", "cond_stage_model.transformer."),
     ):
         if any(key.startswith(sign) for key in tensors):
@@ -217,13 +234,12 @@ def _usual(kind: str, channels: int) -> tuple[Prediction, str]:
 # Opening
 
 
-def open_file(path: Path, prediction: Prediction | None = None) -> SingleFile:
+def open_file(path: Path, prediction: Prediction | None = None, *, for_rewrite: bool = False) -> SingleFile:
     """Check every tensor of `path` and plan its components. Raises ModelError: a tensor that is missing, unknown, of
     another shape or in a dtype that is not read."""
     header = open_header(path)
     with closed_on_error(header.file):
-        detected = detect(header, prediction)
-        return _opened(header, detected)
+        return _opened(header, detect(header, prediction), for_rewrite)
 
 
 def scheduler_fields(detected: Detected) -> dict[str, object]:
@@ -246,54 +262,28 @@ def scheduler_fields(detected: Detected) -> dict[str, object]:
     return {"_class_name": "PNDMScheduler", "set_alpha_to_one": False, "skip_prk_steps": True, **common}
 
 
-def _opened(header: Header, detected: Detected) -> SingleFile:
-    path = header.file.path
-    plans: dict[str, LoadPlan] = {}
-    used: set[str] = set()
+def _opened(header: Header, detected: Detected, for_rewrite: bool) -> SingleFile:
+    path, components = header.file.path, dict[str, Component]()
+    kind = KINDS[detected.kind or "sd1"]
+    title = kind.title if detected.kind else "a VAE"
+    ignored = (*_IGNORED, *_IGNORED_PREFIXES)
 
-    def plan(component: str, places: Places, manifest: Manifest, uses: ParamUses) -> None:
-        plans[component] = plan_places(header, component, places, manifest, uses)
-        used.update(plans[component].known)
+    def opened(name: str, prefix: str, layouts: Layouts, like: Any) -> None:
+        layouts = replace(layouts, title=title, ignored=ignored)
+        naming = Naming(layouts.rows[0], prefix)
+        components[name] = open_named(header, layouts, naming, like, name, for_rewrite=for_rewrite)
 
-    of_unet = of_vae = None
     if detected.unet is not None and detected.kind is not None:
-        of_unet = unet_config(path, without_prefix(header, detected.unet), detected.kind, detected.prediction)
-        stored = unet.manifest(of_unet)
-        places = unet_names.LAYOUTS.places(Naming(unet_names.LAYOUTS.rows[0], detected.unet), stored, of_unet)
-        plan("unet", places, stored, unet.uses(stored))
+        config = partial(unet_config, kind=detected.kind, prediction=detected.prediction)
+        opened("unet", detected.unet, replace(unet_names.LAYOUTS, config=config), None)
     if detected.vae is not None:
-        kind, layouts = KINDS[detected.kind or "sd1"], kl_vae_names.LAYOUTS
-        naming = Naming(layouts.rows[0], detected.vae)
         like = KLVAEConfig(scaling_factor=kind.scaling_factor, sample_size=kind.sample_size * 8)
-        of_vae = layouts.config(layouts.shapes(header, naming, like), like)
-        wanted = kl_vae.manifest(of_vae)
-        places = layouts.places(naming, wanted, of_vae)
-        plan("vae", places, stored_manifest(header, naming.layout, places, wanted), stored_uses(wanted))
-    texts = {}
+        opened("vae", detected.vae, kl_vae_names.LAYOUTS, like)
     for text in detected.texts:
-        prefix, config = clip_config(path, header, text)
-        texts[text.component], manifest = config, clip.manifest(config)
-        plan(text.component, _text_places(header, text, prefix, manifest), manifest, stored_uses(manifest))
-    unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
-    check_known(path, unknown, KINDS[detected.kind].title if detected.kind else "a VAE")
-    return SingleFile(
-        path=path,
-        detected=detected,
-        unet=of_unet,
-        vae=of_vae,
-        texts=texts,
-        plans=plans,
-        ignored=len(header.tensors) - len(used),
-    )
-
-
-def _text_places(header: Header, text: Text, prefix: str, manifest: Manifest) -> Places:
-    if text.fused:
-        return ldm_keys.open_clip_places(manifest, prefix)
-    if text.open_clip:
-        fused = f"{prefix}encoder.layers.0.self_attn.in_proj.weight" in header.tensors
-        return ldm_keys.converted_places(manifest, prefix, fused)
-    return ldm_keys.clip_places(manifest, prefix)
+        components[text.component] = text.open(header, for_rewrite=for_rewrite)
+    used = {key for part in components.values() for key in part.plan.known}
+    check_known(path, [key for key in header.tensors if key not in used and not _is_ignored(key)], title)
+    return SingleFile(path=path, detected=detected, components=components, ignored=len(header.tensors) - len(used))
 
 
 def _is_ignored(key: str) -> bool:
@@ -303,6 +293,6 @@ def _is_ignored(key: str) -> bool:
         if key.startswith(owner):
             rest = key.removeprefix(owner)
             layer = _TEXT_LAYER.match(rest)
-            cut = owner == "cond_stage_model." and layer and int(layer[1]) >= ldm_keys.CLIP_H_LAYERS
-            return bool(cut) or rest in ldm_keys.IGNORED_TEXT
+            cut = owner == "cond_stage_model." and layer and int(layer[1]) >= USED_H
+            return bool(cut) or rest in _IGNORED_TEXT
     return False

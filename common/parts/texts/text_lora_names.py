@@ -3,13 +3,10 @@ of the encoder in front."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks.encoders.clip_names import LAYOUTS
 from qwenimg.common.weights.loras.lora_names import TEXT, TEXT_1, TEXT_2, ComponentNames, component_names
 
-_PROJECTION = re.compile(r"(?P<owner>.+\.self_attn)\.(?P<letter>q|k|v|out)_proj")
 _CLIP_L, _CLIP_G, _T5 = (
     "text_encoders_clip_l_transformer_",
     "text_encoders_clip_g_transformer_",
@@ -30,7 +27,7 @@ def clip_names(name: str, weights: Manifest, *words: str, two: bool) -> Componen
     prefixes = ((*TEXT_2, _CLIP_G) if second else (*TEXT_1, _CLIP_L)) if two else (*TEXT_2, *TEXT, *_ANY)
     unused = {} if second else _not_used(weights)
     paths = (name.removesuffix(".weight") for name in (*weights, *unused) if name.endswith(".weight"))
-    others = {path: list(_others(path)) for path in paths}
+    others = {path: [f"text_model.{path}", *(place.key for place in LAYOUTS.in_loras(path))] for path in paths}
     return component_names(name, weights, (*prefixes, *words), others, unused=unused)
 
 
@@ -43,14 +40,6 @@ def _not_used(weights: Manifest) -> Manifest:
         last = {name: shape for name, shape in weights.items() if name.startswith("encoder.layers.22.")}
         unused |= {name.replace(".22.", ".23.", 1): shape for name, shape in last.items()}
     return unused
-
-
-def _others(path: str) -> Iterator[str]:
-    """Yield the path behind the name of the text model, and diffusers' older names of a projection."""
-    yield f"text_model.{path}"
-    if match := _PROJECTION.fullmatch(path):
-        for prefix in ("", "text_model."):
-            yield f"{prefix}{match['owner']}.to_{match['letter']}"
 
 
 def t5_names(name: str, weights: Manifest, *, unused: Manifest | None = None) -> ComponentNames:

@@ -1,0 +1,42 @@
+"""T5's encoder in files: transformers' names, llama.cpp's and mflux's, which its `rename` maps behind any prefix."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from qwenimg.common.base.config import parse
+from qwenimg.common.networks.encoders import t5
+from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
+
+_GATE = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"  # only version 1.1 has it
+_NORM, _ATTENTION = "encoder.block.0.layer.0.layer_norm.weight", "encoder.block.0.layer.0.SelfAttention"
+
+
+def _config(stored: StoredShapes, like: T5Config) -> T5Config:
+    """Return the configuration for stored shapes; the columns of matrices, which may be packed, do not count."""
+    [width] = stored.shape(_NORM, 1)
+    buckets, heads = stored.shape(f"{_ATTENTION}.relative_attention_bias.weight", 2)
+    data: dict[str, Any] = asdict(like) | {
+        "vocab_size": stored.shape("shared.weight", 2)[0],
+        "d_model": width,
+        "d_kv": stored.shape(f"{_ATTENTION}.q.weight", 2)[0] // max(1, heads),
+        "d_ff": stored.shape(_GATE, 2)[0],
+        "num_layers": len(stored.blocks(_NORM)),
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+    }
+    return parse(T5Config, data, source=stored.path)
+
+
+LAYOUTS = Layouts(
+    network=t5.NETWORK,
+    title="T5 v1.1",
+    rows=(
+        Layout(names="transformers' names", signs=(_GATE,)),
+        Layout(names="llama.cpp's names", signs=("enc.blk.0.ffn_gate.weight",)),
+        Layout(names="mflux's names", signs=("t5_blocks.0.ff.DenseReluDense.wi_0.weight",)),
+    ),
+    config=_config,
+)
