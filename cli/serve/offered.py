@@ -181,13 +181,20 @@ def _upscalers(folders: ModelFolders) -> dict[str, str]:
 
 
 def _check_kind(file: Path, option: str) -> None:
-    """Check that the header of `file` is that of a LoRA or of a control network, which may be a LoRA too. Whether it
-    fits a model is seen when a request uses it. Raises ModelError."""
+    """Check that the header of `file` is that of a LoRA or of a control network, which may be a LoRA too, or an
+    IP-Adapter. Whether it fits a model is seen when a request uses it. Raises ModelError."""
     from qwenimg.common.base.safe_files import bad
-    from qwenimg.common.families.registry import identify_file
+    from qwenimg.common.families.file_kind import identify
+    from qwenimg.common.families.registry import FAMILIES
+    from qwenimg.common.formats.headers import open_weights, peek
 
-    kind = identify_file(file)
-    if kind is not None and kind.option not in (option, "lora"):
+    header = open_weights(file) if option == "control" else peek(file)
+    header.file.close()
+    kind = identify(header, FAMILIES)
+    adapter = kind is not None and kind.option == "ip_adapter" and option == "control"
+    if header.format == "PyTorch" and not adapter:
+        peek(file)  # for its message on a pickle
+    if kind is not None and not adapter and kind.option not in (option, "lora"):
         raise bad(file, f"is {kind.title}: give it with {kind.flag}")
     if kind is None and option == "control":
         raise bad(file, "is no control network that is read; `qwenimg info` says what it is")

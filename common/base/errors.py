@@ -106,7 +106,6 @@ def disk_full(error: BaseException) -> bool:
 # the commands and options that there are, so that no message outlives its truth.
 
 NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "the IP-adapter": ("ip-adapter", "ip-adapter-image"),
     "a hypernetwork": ("hypernetwork", "hypernet"),
     "restoration of faces": ("face-restore", "restore-faces", "face-fix", "codeformer", "gfpgan"),
     "rewriting of prompts": ("enhance-prompt", "improve", "improve-prompt", "prompt-upsampling", "upsample-prompt"),

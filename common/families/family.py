@@ -14,7 +14,7 @@ from qwenimg.common.families.part_file import FamilyFile
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import lora_layers
-from qwenimg.common.parts.control_net import Controller
+from qwenimg.common.parts.control_net import Controller, Encoders, IPAdapter
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -36,6 +36,8 @@ class ControlFiles:
     networks: tuple[Network, ...]
     # The known control network of this name, as it is published and without files; None for another name
     published: Callable[[str], Controller | None] = lambda name: None
+    # Completes an IP-Adapter by the first of these image encoders that is its own; None: the family has no IP-Adapters
+    with_encoder: Callable[[IPAdapter, Encoders], IPAdapter] | None = None
     # Whether the path of a LoRA names one that --control takes: no tensor tells it from others
     names_lora: Callable[[Path], bool] = lambda path: False
 

@@ -18,10 +18,14 @@ FLAGS = {
     "vae": "--vae",
     "lora": "--lora",
     "control": "--control",
+    "ip_adapter": "--ip-adapter",
+    "ip_encoder": "--ip-encoder",
 }
 """The option that takes each kind of file. A file of several kinds is of the first."""
 _NAMES = {
     "control": "control network",
+    "ip_adapter": "IP-Adapter",
+    "ip_encoder": "image encoder",
     "transformer": "transformer",
     "unet": "UNet",
     "text_encoder": "text encoder",
@@ -83,7 +87,8 @@ class FileKind:
         if not self.families:
             return "the model that it was made for"
         if not self.is_part:
-            return "a model (-m) and a picture" if self.option == "control" else ""
+            pictures = {"control": "a picture", "ip_adapter": "an --ip-image", "ip_encoder": "an --ip-adapter"}
+            return f"a model (-m) and {pictures[self.option]}" if self.option in pictures else ""
         others = ("transformer", "text_encoder", "vae") if self.parts_alone else ()
         return ", ".join(_NAMES[name] for name in others if name != self.option) or "a model (-m)"
 

@@ -138,6 +138,11 @@ class LoadOptions:
         call="the folder of the tokenizer, for a model that has none", python="str | Path | None", section=_FILES,
         metavar="FOLDER",
     ))  # fmt: skip
+    ip_encoder: Path | None = option(None, Option(
+        help="the image encoder (CLIP vision) of --ip-adapter; found beside the adapter or in --models-dir by default",
+        call="the folder or file of the image encoder (CLIP vision) of IP-Adapters", python="str | Path | None",
+        section=_FILES, metavar="FILE",
+    ))  # fmt: skip
     prediction: Prediction | None = option(None, Option(
         help="what a Stable Diffusion file predicts, if the file does not tell",
         call="what a Stable Diffusion file predicts: eps, v or x0", section=_FILES, words=PREDICTIONS,

@@ -32,7 +32,7 @@ class FamilyFile(Protocol):
 
     @property
     def option(self) -> str:
-        """The option that takes it: `model`, one of PARTS, or `control`."""
+        """The option that takes it, of `file_kind.FLAGS`."""
 
     def reads(self, header: Header) -> bool:
         """Return whether a file with this header is of this kind."""

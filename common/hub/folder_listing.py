@@ -20,7 +20,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.formats.files import PICKLES
-from qwenimg.common.formats.headers import peek
+from qwenimg.common.formats.headers import open_weights, peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import FITS, NO_USE, Layers, describe_lora
@@ -99,8 +99,8 @@ def _row(root: Path, path: Path, known: Callable[[], Layers], upscalers: Sequenc
             family = registry.of_folder(path)
             return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
         if path.name.lower().endswith(PICKLES):
-            if (embedding := _embedding(path, name, folder)) is not None:
-                return embedding
+            if (row := _embedding(path, name, folder) or _adapter(path, name, folder)) is not None:
+                return row
             if root in upscalers or _is_upscaler(path):
                 return _upscaler(path, name, folder)
         header = peek(path)
@@ -122,6 +122,20 @@ def _embedding(path: Path, name: str, folder: str) -> Row | None:
     file = embedding_file.read_embedding(path)
     kind = f"embedding, {counted(file.count, 'vector')}"
     return Row(name=name, folder=folder, bytes=_size(path), family=file.base, kind=kind, use="--embedding")
+
+
+def _adapter(path: Path, name: str, folder: str) -> Row | None:
+    """Return the row of an IP-Adapter that `torch.save` wrote; None for another file."""
+    try:
+        header = open_weights(path)
+    except QwenimgError:  # a pickle that is not read
+        return None
+    header.file.close()
+    kind = registry.identify(header)
+    if kind is None or kind.option != "ip_adapter":
+        return None
+    about = {"family": kind.models, "kind": "ip adapter", "use": kind.flag, "needs": kind.needs}
+    return Row(name=name, folder=folder, bytes=header.file.size, stored=_stored(header), **about)
 
 
 def _is_upscaler(path: Path) -> bool:

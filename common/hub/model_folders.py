@@ -31,7 +31,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("text_encoders", "clip"),
     "vae": ("vae",),
     "lora": ("loras",),
-    "control": ("controlnet", "model_patches"),
+    "control": ("controlnet", "model_patches", "ipadapter"),
+    "ip_encoder": ("clip_vision",),
     "embedding": ("embeddings",),
     "upscaler": ("upscale_models",),
 }
@@ -44,6 +45,7 @@ WEBUI: Mapping[str, tuple[str, ...]] = {
     "lora": ("Lora", "LyCORIS"),
     "control": ("ControlNet",),
     "embedding": ("embeddings",),
+    "ip_encoder": (),
     "upscaler": ("ESRGAN", "RealESRGAN"),
 }
 """The same in AUTOMATIC1111's web UI and in Forge."""
@@ -53,7 +55,8 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("clip_embed",),
     "vae": ("vae",),
     "lora": ("lora",),
-    "control": ("controlnet",),
+    "control": ("controlnet", "ip_adapter"),
+    "ip_encoder": ("clip_vision",),
     "embedding": ("embedding",),
     "upscaler": ("spandrel_image_to_image",),
 }
@@ -66,7 +69,9 @@ _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
 UPSCALERS = (".safetensors", ".pth", ".pt")
 """The ends of names of upscalers' files."""
-ENDS: Mapping[str, tuple[str, ...]] = {"upscaler": UPSCALERS, "embedding": EMBEDDINGS}
+CONTROLS = (*SUFFIXES, ".bin")
+"""The ends of names of control networks' files, and of IP-Adapters'."""
+ENDS: Mapping[str, tuple[str, ...]] = {"upscaler": UPSCALERS, "embedding": EMBEDDINGS, "control": CONTROLS}
 """The ends of names of files, where they are others than SUFFIXES."""
 MAX_ENTRIES = 200_000  # files and folders that are searched for one name: half a second
 MAX_DEPTH = 4
@@ -222,7 +227,7 @@ def _is_model(path: Path, kind_: str, ends: tuple[str, ...]) -> bool:
             return path.name.lower().endswith(ends)
         if not is_folder(path):
             return False
-        if kind_ in PARTS or kind_ == "control":
+        if kind_ in PARTS or kind_ in ("control", "ip_encoder"):
             return is_file(path / "config.json")
         return kind_ == "model" and (is_file(path / "model_index.json") or registry.foreign_folder(path) is not None)
     except ModelError:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, NumericsError, UsageError
 from qwenimg.common.base.hf_cache import cache_folder, find_cached, is_offline
-from qwenimg.common.base.safe_files import kind, open_regular
+from qwenimg.common.base.safe_files import is_file, is_folder, kind, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import UPSCALERS, ModelFolders, entries_below
 from qwenimg.common.measure import exactness
+from qwenimg.common.parts.control_net import Encoders
 from qwenimg.common.parts.texts.embedding_file import MAX_BYTES, SUFFIXES
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Notify, Runtime
@@ -55,6 +57,25 @@ def find_control(name: str, folders: ModelFolders) -> Path:
     when = " with the network on" if is_offline() else ""
     where = clean(cache_folder(), 80)
     raise ModelError(f"--control {shown}: is not in the cache {where}; get it{size}{when} by: qwenimg pull {shown}")
+
+
+def find_encoders(adapter: Path, model: Path, folders: ModelFolders, given: Path | None) -> Encoders:
+    """Return the image encoders that the IP-Adapter in the file `adapter` may take: the one that is `given`, or those
+    beside the adapter, in the folder of the model, and in the folders of --models-dir. Raises ModelError."""
+    if given is not None:
+        return Encoders(paths=[Path(folders.locate(str(given), "ip_encoder"))], given=True)
+    here = adapter.absolute().parent
+    near = [here / "image_encoder", *(here.parent / name / "image_encoder" for name in ("models", "sdxl_models"))]
+    found = [path for path in (*near, model / "image_encoder") if is_folder(path)]
+    below = (path for folder in folders.folders["ip_encoder"] for path in entries_below(folder))
+    return Encoders(paths=chain(dict.fromkeys(found), filter(_is_encoder, below)), given=False)
+
+
+def _is_encoder(path: Path) -> bool:
+    try:
+        return path.suffix.lower() == ".safetensors" and is_file(path)
+    except ModelError:  # no permission, or a link to itself
+        return False
 
 
 # Embeddings

@@ -16,12 +16,19 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
-from qwenimg.common.hub.network_search import embeddings, find_control, find_embedding, find_upscaler, read_upscaler
+from qwenimg.common.hub.network_search import (
+    embeddings,
+    find_control,
+    find_embedding,
+    find_encoders,
+    find_upscaler,
+    read_upscaler,
+)
 from qwenimg.common.hub.origin import model_hash, origin
 from qwenimg.common.hub.part_files import completed, located
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.measure import exactness
-from qwenimg.common.parts.control_net import Controller
+from qwenimg.common.parts.control_net import Controller, IPAdapter
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.models.inputs import OtherModels
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -159,7 +166,7 @@ def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: L
         name=model.path.name,
         family=model.family.name,
         defaults=model.defaults(),
-        controls=_controls(model, folders, planned=isinstance(runtime.engine, OnPaper)),
+        controls=_controls(model, folders, load.ip_encoder, planned=isinstance(runtime.engine, OnPaper)),
         wildcards=Wildcards(load.wildcards),
         upscalers=_upscalers(folders),
         embeddings=_embeddings(model, folders),
@@ -167,9 +174,9 @@ def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: L
     )
 
 
-def _controls(model: OpenModel, folders: ModelFolders, *, planned: bool) -> Controls:
-    """Return the control networks of a model, found by their names on this machine. planned: take a known one that is
-    not here as it is published."""
+def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, planned: bool) -> Controls:
+    """Return the control networks of a model, found by their names on this machine. encoder: the image encoder of
+    IP-Adapters that is given. planned: take a known one that is not here as it is published."""
     family, checkpoint = model.family, model.checkpoint
     if family.control is None:
         able = registry.titles(lambda other: other.control is not None)
@@ -186,7 +193,11 @@ def _controls(model: OpenModel, folders: ModelFolders, *, planned: bool) -> Cont
 
     def opened_net(path: Path) -> Controller:
         net = published(str(path)) if published is not None and not os.path.lexists(path) else None
-        return net or control.open(path, checkpoint)
+        net = net or control.open(path, checkpoint)
+        if not isinstance(net, IPAdapter) or control.with_encoder is None:
+            return net
+        with closed_on_error(net):
+            return control.with_encoder(net, find_encoders(net.path, checkpoint.source, folders, encoder))
 
     return Controls(opened_net, find)
 

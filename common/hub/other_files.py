@@ -26,12 +26,13 @@ MAX_JSON = 5 << 20  # bytes of a file whose JSON is looked at
 MAX_FILES = 1000  # of a folder, that are looked at
 _SAFE = (
     "take the safetensors file of the same model, or convert this one (docs/trouble.md): of PyTorch's files only "
-    "upscalers and embeddings are read"
+    "upscalers, embeddings and IP-Adapters are read"
 )
 
 # The sign in one tensor's name that none of our models has; the kind; the word of its feature, or what to do
 _TENSORS: tuple[tuple[str, str, str], ...] = (
-    (r"(ip_adapter|image_proj)\..*|.*\.(to_k_ip|to_v_ip)\..*", "an IP-Adapter", "ip-adapter"),
+    (r"(ip_adapter|image_proj)\..*|.*\.(to_k_ip|to_v_ip)\..*", "an IP-Adapter of another kind",
+     "--ip-adapter takes those of Stable Diffusion 1.x and SDXL as they are published"),
     (r"(.*\.)?(control_model|input_hint_block|controlnet_cond_embedding|controlnet_down_blocks|controlnet_blocks"
      r"|controlnet_x_embedder|controlnet_mode_embedder)\..*", "a ControlNet that no model here takes", "control"),
     (r"adapter\.(body|conv_in)\..*|body\.\d+\.(in_conv|block1|resnets)\..*", "a T2I-Adapter", "control"),
@@ -39,7 +40,7 @@ _TENSORS: tuple[tuple[str, str, str], ...] = (
     (r"(encoder|decoder)\.layers\.\d+\..*|\d+\.(conv\.\d+\.)?weight", "a tiny VAE (TAESD)",
      "the model's own VAE decodes; --vae takes a whole VAE"),
     (r"(.*\.)?vision_model\.embeddings\..*|visual\.(conv1|transformer)\..*", "an image encoder (CLIP vision)",
-     "ip-adapter"),
+     "--ip-encoder takes one with its projection, by transformers' names"),
     (r"(768|1280|640|320|1024)\.\d+\.linear.*", "a hypernetwork", "hypernetwork"),
     (r"blocks\.0\.self_attn\.q\.weight|.*\.temporal_transformer\..*|time_conv\..*", "a video model", "video"),
     (r"layers\.\d+\.residual_group\..*|params(_ema)?\..*|conv_first\.weight", "an upscaler of another family",
@@ -133,6 +134,11 @@ def _pickle(path: Path, file: OpenFile) -> Description:
         if path.suffix.lower() not in PICKLES:
             return _lines(path, "a zip archive or a pickle", "unpack an archive; pickles are not read")
         return _lines(path, "a PyTorch file or a pickle, whose tensors cannot be read without running code", _SAFE)
+    kind = registry.identify(header)
+    if kind is not None and kind.option == "ip_adapter":  # the only kind of these that is read here
+        description = kind.families[0].describe(header, None)
+        assert description is not None
+        return description
     names = [name.removeprefix("state_dict.") for name in header.tensors]
     if not names:
         return _lines(path, "a PyTorch file without tensors", _SAFE)

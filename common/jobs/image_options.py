@@ -14,6 +14,8 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers.seeds import MAX_SEED
 from qwenimg.common.numbers.sizes import parse_aspect, parse_size
+from qwenimg.common.request import control_text, ip_adapter_text
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.option import Option, option, options_of
 from qwenimg.common.request.request import OPTIONS
 
@@ -48,7 +50,25 @@ class _Numbers:
     ))  # fmt: skip
 
 
-ALL = options_of(_Sizes) | OPTIONS | options_of(_Numbers)
+@dataclass(frozen=True, kw_only=True)
+class _Adapters:
+    ip_adapter: tuple[Control, ...] = option((), Option(
+        help="take the --ip-image pictures as a prompt, by an IP-Adapter of Stable Diffusion; SCALE is a number, or by "
+        "part style=1,layout=0.5", section="Control", metavar="FILE[:SCALE[:START-END]]", longest=8_000,
+        parse=ip_adapter_text.parse,
+    ))  # fmt: skip
+    ip_image: tuple[str, ...] = option((), Option(
+        help="a picture that --ip-adapter takes as a prompt; may be repeated", section="Control", metavar="PICTURE",
+        aliases=("ip-adapter-image",), longest=8_000, parse=ip_adapter_text.parse_pictures,
+    ))  # fmt: skip
+    ip_mask: tuple[str, ...] = option((), Option(
+        help="the part of the image, white, in which the --ip-image picture counts; one for each, in their order",
+        section="Control", metavar="PICTURE", longest=8_000, parse=ip_adapter_text.parse_masks,
+    ))  # fmt: skip
+
+
+_ADAPTERS = options_of(_Adapters)
+ALL = options_of(_Sizes) | OPTIONS | _ADAPTERS | options_of(_Numbers)
 """Every option of an image."""
 TEXT_OPTIONS = {name: ALL[name] for name in ALL if ALL[name].kind is not None}
 """The options whose value is a number or a text, not an array or a file."""
@@ -94,7 +114,18 @@ def parse(values: Mapping[str, Any], *, files: bool = True) -> Options:
     Raises UsageError."""
     size = sides(**{name: values.get(name) for name in SIZES})
     rest = {name: values[name] for name in TEXT_OPTIONS if name not in SIZES and values.get(name) not in (None, ())}
-    return typed(rest, files=files) | size
+    return with_adapters(typed(rest, files=files)) | size
+
+
+def with_adapters(options: Options) -> Options:
+    """Return `options` with IP-Adapters and their pictures as controls. Raises UsageError."""
+    if not options.keys() & _ADAPTERS.keys():
+        return options
+    rest = {name: value for name, value in options.items() if name not in _ADAPTERS}
+    added = ip_adapter_text.controls(*(options.get(name, ()) for name in _ADAPTERS))
+    every = (*rest.get("control", ()), *added)
+    control_text.check(every)
+    return rest | {"control": every}
 
 
 def typed(values: Options, *, files: bool = True) -> Options:

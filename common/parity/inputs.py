@@ -13,7 +13,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.passport.passport import RecordedControl, RecordedImage
 from qwenimg.common.parity.sample import called
-from qwenimg.common.parts.control_net import networks
+from qwenimg.common.parts.control_net import IPAdapter, networks
 from qwenimg.common.pictures import input, pixels
 from qwenimg.common.pipeline.controls import label
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
@@ -54,6 +54,9 @@ def weights(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
     if "prompt" not in asked:
         return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", ())))
     request = pipe.check(**called(asked))
+    for name, net in pipe.controls.nets(request).items():
+        if isinstance(net, IPAdapter):
+            raise UsageError(f"--control {clean(name, 60)}: a passport has no IP-Adapters; record the model without it")
     pipe.controls.give(pipe.model, request)
     deltas = pipe.loras.deltas(*pipe.controls.loras(request))
     return pipe.checkpoint.with_deltas(deltas).with_nets(control_networks(pipe.model))
@@ -88,7 +91,7 @@ def keywords(recorded: RecordedImage, loras: tuple[Lora, ...], networks: Sequenc
     asked = called(recorded.asked) | {"lora": loras}
     if recorded.controls:
         asked[CONTROL] = tuple(
-            Control(name, _NAMED, one.preprocessor, one.scale, one.start, one.end, one.picture)
+            Control(name, _NAMED, one.preprocessor, one.scale, one.start, one.end, picture=one.picture)
             for name, one in zip(networks, recorded.controls, strict=True)
         )
     return asked if recorded.mask is None else asked | {MASK: recorded.mask}

@@ -1,13 +1,13 @@
-"""The controllers of a request, in every family: a network of its own, or a LoRA of the denoiser."""
+"""The controllers of a request, in every family: a network of its own, a LoRA of the denoiser, or an IP-Adapter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.base.text import clean
 from qwenimg.common.runtime.checkpoint import Component
@@ -69,7 +69,67 @@ class ControlLora:
             self.file.close()
 
 
-Controller: TypeAlias = ControlNet | ControlLora
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IPAdapter:
+    """A network by which pictures are prompts beside the text, and the encoder of its pictures. Their plans hold the
+    files open."""
+
+    name: str
+    component: Component
+    encoder: Component | None  # None: not found yet
+    attentions: tuple[str, ...]  # the paths of the UNet's cross attentions, in their order
+    named: Mapping[str, tuple[str, ...]]  # the blocks of the UNet by the names of what they lead
+    mask: ClassVar[Literal["none"]] = "none"
+    picture: ClassVar[Literal["whole"]] = "whole"
+    fills: ClassVar[bool] = False
+    samples: ClassVar[bool] = False
+    prompt: ClassVar[str] = ""
+
+    @property
+    def files(self) -> Iterable[OpenFile]:
+        encoder = () if self.encoder is None else self.encoder.plan.files
+        return (*self.component.plan.files, *encoder)
+
+    @property
+    def path(self) -> Path:
+        return next(file.path for file in self.component.plan.files)
+
+    def scales(self, scale: float, parts: Sequence[tuple[str, float]]) -> list[float]:
+        """Return the scale of each cross attention: `scale`, or those of `parts`, names or paths of blocks, and 0 in
+        the others. Raises UsageError."""
+        scales = [0.0 if parts else scale for _ in self.attentions]
+        for part, own in parts:
+            blocks = self.named.get(part, (part,))
+            inside = [
+                i for i, path in enumerate(self.attentions) if any(f"{path}.".startswith(f"{b}.") for b in blocks)
+            ]
+            if not inside:
+                raise UsageError(
+                    f"{clean(part, 60)} is no part of this model with a cross attention; choose "
+                    f"{', '.join(self.named)}, or a block such as {self.attentions[-1]}"
+                )
+            for i in inside:
+                scales[i] = own
+        return scales
+
+    def quantized(self, text: str) -> IPAdapter:
+        """Return it unchanged: it is computed once for an image."""
+        return self
+
+    def close(self) -> None:
+        self.component.plan.close()
+        if self.encoder is not None:
+            self.encoder.plan.close()
+
+
+class Encoders(NamedTuple):
+    """The image encoders that an IP-Adapter may take: folders or files."""
+
+    paths: Iterable[Path]
+    given: bool  # by the user, so that no other is looked for
+
+
+Controller: TypeAlias = ControlNet | ControlLora | IPAdapter
 
 
 def networks(controllers: Iterable[Controller]) -> list[ControlNet]:

@@ -55,6 +55,27 @@ def whole_blocks(width: int, height: int, block: int, form: PictureForm) -> tupl
     return sides[0], sides[1]
 
 
+def _normalized(picture: Uint8, form: PictureForm) -> NDArray[np.float32]:
+    unit = (picture.astype(np.float64) * (1 / 255)).astype(np.float32)
+    mean, std = np.array(form.mean, np.float32), np.array(form.std, np.float32)
+    return np.asarray((unit - mean) / std, np.float32)
+
+
+def centre_square(picture: Uint8, side: int) -> NDArray[np.float32]:
+    """Return the middle of a picture [H, W, 3] as CLIP's image encoder takes it: its shorter side becomes `side`
+    pixels, and a square [side, side, 3] is cut and normalized. The arithmetic equals transformers' CLIPImageProcessor
+    on Pillow, to the last bit. Raises UsageError for too elongated a picture."""
+    from PIL import Image
+
+    height, width = picture.shape[:2]
+    check_aspect(width, height)
+    short = min(width, height)
+    size = int(side * width / short), int(side * height / short)
+    resized = np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BICUBIC))
+    top, left = (size[1] - side) // 2, (size[0] - side) // 2
+    return _normalized(resized[top : top + side, left : left + side], QWEN2_VL)
+
+
 def patches(
     picture: Uint8, patch: int, merge: int, taps: int, form: PictureForm
 ) -> tuple[NDArray[np.float32], int, int]:
@@ -65,8 +86,7 @@ def patches(
     height, width = picture.shape[:2]
     size = whole_blocks(width, height, patch * merge, form)
     resized = np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BICUBIC))
-    unit = (resized.astype(np.float64) * (1 / 255)).astype(np.float32)
-    normalized = (unit - np.array(form.mean, np.float32)) / np.array(form.std, np.float32)
+    normalized = _normalized(resized, form)
     rows, columns = size[1] // patch, size[0] // patch
     parts = normalized.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
     parts = parts.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, None]  # [R C r c channel 1 y x]

@@ -9,22 +9,23 @@ from numpy.typing import NDArray
 
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
-from qwenimg.common.parts.control_net import Controller
-from qwenimg.common.pictures import pixels
+from qwenimg.common.parts.control_net import IPAdapter
+from qwenimg.common.pictures import patches, pixels, preprocessors
 from qwenimg.common.pictures.pixels import Uint8
-from qwenimg.common.pictures.preprocessors import PREPROCESSORS
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Latents
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.request import Request
 
 
 def prepared(request: Request) -> tuple[Uint8, ...]:
-    """Return the picture [H, W, 3] of each control at the size of the image, after its preprocessor. Edges are found at
-    that size, in which they keep their width."""
+    """Return the picture [H, W, 3] of each control after its preprocessor: at the size of the image, or at its own if
+    its network sees it apart from the image. Edges are found at that size, in which they keep their width."""
     ready = []
     for control, picture in zip(request.controls, request.control_pictures, strict=True):
-        resized = pixels.fit(picture, request.width, request.height)
-        ready.append(PREPROCESSORS[control.preprocessor](resized) if control.preprocessor else resized)
+        resized = picture if control.whole else pixels.fit(picture, request.width, request.height)
+        preprocess = preprocessors.PREPROCESSORS.get(control.preprocessor)
+        ready.append(resized if preprocess is None else preprocess(resized))
     return tuple(ready)
 
 
@@ -33,8 +34,8 @@ def seen(
 ) -> tuple[Latents, ...]:
     """Return each control's picture as its network sees it: latents, followed by the mask where it takes one, or
     pixels. Random numbers are drawn in the order of diffusers: before the noise."""
-    nets = (model.nets[control.network] for control in request.controls)
-    return tuple(_seen(model, request, net, picture, generator) for net, picture in zip(nets, pictures, strict=True))
+    pairs = zip(request.controls, pictures, strict=True)
+    return tuple(_seen(model, request, control, picture, generator) for control, picture in pairs)
 
 
 def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
@@ -45,10 +46,16 @@ def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
 
 
 def _seen(
-    model: DiffusionModel, request: Request, net: Controller, picture: Uint8, generator: TorchCPUGenerator
+    model: DiffusionModel, request: Request, control: Control, picture: Uint8, generator: TorchCPUGenerator
 ) -> Latents:
+    net = model.nets[control.network]
+    if isinstance(net, IPAdapter) and control.whole:
+        assert net.encoder is not None
+        return patches.centre_square(picture, net.encoder.config.image_size).transpose(2, 0, 1)[None]
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     extended = pixels.extend(picture, width, height)
+    if isinstance(net, IPAdapter):
+        return (preprocessors.grey(extended)[None, None, :, :, 0] >= pixels.HALF).astype(np.float32)
     masked = net.mask != "none" and request.mask is not None
     inside = hole(request, width, height) if masked else np.zeros((height, width), np.bool_)
     if net.picture != "latents":

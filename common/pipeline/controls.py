@@ -15,7 +15,8 @@ from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.noise import sha256
-from qwenimg.common.parts.control_net import Controller, ControlLora
+from qwenimg.common.parts.control_net import Controller, ControlLora, IPAdapter
+from qwenimg.common.pipeline.adapter_uses import adapter_uses
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
@@ -67,6 +68,16 @@ class Controls:
         """Return `request` with the start of its prompt that its LoRAs expect. Raises ModelError and UsageError."""
         return replace(request, prompt=self.prompt(request.prompt, request.controls)) if request.controls else request
 
+    def placed(self, request: Request) -> Request:
+        """Return `request` with a note on each control whose network sees its picture apart from the image. Raises
+        ModelError and UsageError."""
+        if not request.controls:
+            return request
+        nets = self.nets(request)
+        whole = (isinstance(nets[one.network], IPAdapter) and one.preprocessor != "mask" for one in request.controls)
+        pairs = zip(request.controls, whole, strict=True)
+        return replace(request, controls=tuple(replace(one, whole=whole) for one, whole in pairs))
+
     def give(self, model: DiffusionModel, request: Request) -> None:
         """Open the control networks of a request and set them on `model`, in place of earlier ones. Raises ModelError
         and UsageError."""
@@ -80,6 +91,7 @@ class Controls:
     def check(self, request: Request) -> None:
         """Raise UsageError and ModelError for controls that the model does not take."""
         nets = self.nets(request)
+        _check_adapters(request.controls, nets)
         _check_loras([one for one in request.controls if isinstance(nets[one.network], ControlLora)])
         for one in request.controls:
             net = nets[one.network]
@@ -153,7 +165,8 @@ class Controls:
 
     def _named(self, net: Controller, name: str) -> Controller:
         """Return `net` with a name that no other network has or had, as it may still be in memory."""
-        plain = PurePath(label(name)).name.removesuffix(".safetensors")
+        kind = "ip-adapter" if isinstance(net, IPAdapter) else "controlnet"
+        plain = f"{kind} {PurePath(label(name)).name.removesuffix('.safetensors')}"
         unique = next(each for i in count(1) if (each := _numbered(plain, i)) not in self._taken)
         self._taken.add(unique)
         return replace(net, name=unique)
@@ -170,12 +183,34 @@ def _check_loras(controls: Sequence[Control]) -> None:
             )
 
 
+def _check_adapters(controls: Sequence[Control], nets: Mapping[str, Controller]) -> None:
+    """Raise UsageError for controls that have what only IP-Adapters take, and for further pictures and masks that
+    belong to none."""
+    for one in controls:
+        net, told = nets[one.network], f"--control {clean(one.network, 60)}"
+        if isinstance(net, IPAdapter):
+            try:
+                net.scales(one.scale, one.parts)
+            except UsageError as error:
+                raise UsageError(f"{told}: {error}") from None
+        elif one.parts or one.preprocessor in control_text.ROLES:
+            raise UsageError(f"{told} is no IP-Adapter: it takes one picture without a mask, and one scale")
+        if one.preprocessor in control_text.ROLES and (one.scale_text, one.start, one.end) != ("1", 0, 1):
+            raise UsageError(f"{told}: the scale and the steps stand behind its first picture")
+    for use in adapter_uses(controls, nets):
+        if use.masks and len(use.masks) != len(use.pictures):
+            raise UsageError(
+                f"--control {clean(use.control.network, 60)}: {len(use.masks)} masks for {len(use.pictures)} pictures; "
+                "give one for each, or none"
+            )
+
+
 def _names(nets: Mapping[str, Controller]) -> dict[str, str]:
     return {name: net.name for name, net in nets.items()}
 
 
 def _numbered(name: str, number: int) -> str:
-    return f"controlnet {name}" if number == 1 else f"controlnet {name} ({number})"
+    return name if number == 1 else f"{name} ({number})"
 
 
 def label(name: str) -> str:

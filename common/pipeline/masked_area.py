@@ -60,10 +60,13 @@ def _first(request: Request) -> Uint8:
 
 def _cut(request: Request, box: Box) -> Request:
     """Return a request with its first image, its mask and the pictures of its controls, which are taken to have the
-    place of that image, cut to `box`."""
+    place of that image, cut to `box`; those that are seen apart from the image stay whole."""
     assert request.mask is not None
     (rows, columns), sides = request.mask.shape, (request.width, request.height)
-    pictures = (masks.cut(pixels.fit(one, columns, rows), box, *sides) for one in request.control_pictures)
+    pairs = zip(request.controls, request.control_pictures, strict=True)
+    pictures = [
+        picture if one.whole else masks.cut(pixels.fit(picture, columns, rows), box, *sides) for one, picture in pairs
+    ]
     return replace(
         request,
         image=None if request.image is None else masks.cut(request.image, box, *sides),

@@ -167,7 +167,7 @@ class Pipeline:
         values["seed"] = values.get("seed", random_seed())
         usual = self.defaults.values(masked="mask" in values)
         chosen = self.wildcards.chosen(values | {"prompt": prompt}, values["seed"])
-        whole = self.controls.prompted(request_of(usual | chosen))
+        whole = self.controls.placed(self.controls.prompted(request_of(usual | chosen)))
         whole = self.upscalers.given(self.model.inputs.checked(whole, self.model_name, self.others))
         whole = self.embeddings.given(whole)
         self.controls.check(whole)

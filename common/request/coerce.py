@@ -43,6 +43,7 @@ Embeddings: TypeAlias = "_Embedding | Sequence[_Embedding]"
 _Control: TypeAlias = (
     "Control | str | tuple[str | os.PathLike[str], Picture] | tuple[str | os.PathLike[str], Picture, float]"
     " | tuple[str | os.PathLike[str], Picture, float, tuple[float, float]]"
+    " | tuple[str | os.PathLike[str], list[Picture | tuple[Picture, Picture]], float | Mapping[str, float]]"
 )
 Controls: TypeAlias = "_Control | Sequence[_Control]"
 """One control or several: each `MODEL=PICTURE[:SCALE[:START-END]]`, or model and picture, with its scale and shares of
@@ -186,12 +187,35 @@ def _sources(value: object) -> list[tuple[Control, object]]:
     if not isinstance(steps, tuple) or len(steps) != 2:
         shown = clean(steps, 40)
         raise UsageError(f"control {clean(network, 80)}: its steps are {shown}; expected a pair (start, end)")
-    scale, start, end = (as_number(f"a number of control {clean(network, 60)}", one) for one in (scale, *steps))
-    file = path_text(picture)
+    told = f"a number of control {clean(network, 60)}"
+    start, end = (as_number(told, one) for one in steps)
+    named = scale if isinstance(scale, Mapping) else {}
+    parts = tuple((str(name), as_number(told, one)) for name, one in named.items())
+    scale = 1.0 if parts else as_number(told, scale)
+    first, *more = _pictures(network, picture)
+    file = path_text(first)
     if file is None:
-        return [(Control(network, "a picture", "", scale, start, end), picture)]
-    control = control_text.named(network, file, scale, start, end)
-    return [(control, control.file)]
+        control = Control(network, "a picture", "", scale, start, end, parts)
+        return [(control, first), *more]
+    control = control_text.named(network, file, scale, start, end, parts)
+    return [(control, control.file), *more]
+
+
+def _pictures(network: str, value: object) -> tuple[Any, ...]:
+    """Return the first picture of an adapter, and a control with its source for each further one and each mask: `value`
+    is a picture, or a list of pictures and of pairs (picture, mask)."""
+    if not isinstance(value, list):
+        return (value,)
+    if not value:
+        raise UsageError(f"control {clean(network, 80)}: its list of pictures is empty")
+    pairs = [one if isinstance(one, tuple) and len(one) == 2 else (one, None) for one in value]
+    further = [(Control(network, _named(one), "also"), one) for one, _ in pairs[1:]]
+    masks = [(Control(network, _named(mask), "mask"), mask) for _, mask in pairs if mask is not None]
+    return (pairs[0][0], *further, *masks)
+
+
+def _named(picture: object) -> str:
+    return path_text(picture) or "a picture"
 
 
 # Options of `qwenimg.load`, and `wait`

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 MOST = 8
 MAX_SCALE = 10.0
 PREPROCESSORS = ("canny", "scribble", "invert", "grey", "blur")  # `pictures/preprocessors.py`
+ROLES = ("also", "mask")
+"""What a picture is to the last one of an IP-Adapter: a further picture, or the part of the image where that counts."""
 _FORM = "write MODEL=PICTURE, MODEL=PICTURE:SCALE or MODEL=PICTURE:SCALE:START-END"
 _NUMBER = r"[0-9.]+(?:[eE][+-]?[0-9]+)?"
+_NAME = r"(?:style|layout|composition|(?:down|up)_blocks\.[0-9]{1,2}(?:\.attentions\.[0-9]{1,2})?|mid_block)"
+_PART = rf"{_NAME}(?:={_NUMBER})?"
+_PARTS = re.compile(rf"{_PART}(?:,{_PART}){{0,15}}", re.ASCII)
 _WINDOW = re.compile(rf"(?P<start>{_NUMBER})-(?P<end>{_NUMBER})", re.ASCII)
 _PREPROCESSED = re.compile(r"(?P<name>[a-z_-]{1,20})@(?P<picture>.+)", re.ASCII | re.DOTALL)
 
@@ -34,11 +39,13 @@ class Control:
 
     network: str  # by the user's name for it
     file: str  # of its picture, or another name for the picture
-    preprocessor: str = ""  # one of PREPROCESSORS that makes the control picture, or "" for a picture as it is
+    preprocessor: str = ""  # one of PREPROCESSORS that makes the control picture, or of ROLES, or "": as it is
     scale: float = 1.0
     start: float = 0.0  # the share of the steps before the first that it controls
     end: float = 1.0  # the share of the steps at its last one
+    parts: tuple[tuple[str, float], ...] = ()  # the scale in some parts of the model; it has none in the others
     picture: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)  # [H, W, 3], once it is read
+    whole: bool = field(default=False, compare=False, repr=False)  # True: its network sees it apart from the image
 
     def __post_init__(self) -> None:
         if ";" in f"{self.network}{self.file}" or "=" in self.network:
@@ -48,6 +55,8 @@ class Control:
         told = f"--control {clean(self, 80)}"
         if not (math.isfinite(self.scale) and 0 <= self.scale <= MAX_SCALE):
             raise UsageError(f"{told}: a scale is a number from 0 to {MAX_SCALE:g}, usually 0.5 to 1")
+        if not all(math.isfinite(scale) and 0 <= scale <= MAX_SCALE for _, scale in self.parts):
+            raise UsageError(f"{told}: the scale of a part is a number from 0 to {MAX_SCALE:g}")
         if not (0 <= self.start <= 1 and 0 <= self.end <= 1):
             raise UsageError(f"{told}: {_no_shares(f'{self.start:g}-{self.end:g}')}")
         if self.start > self.end:
@@ -56,20 +65,26 @@ class Control:
     def __str__(self) -> str:
         """Return the text that `parse` reads back as this control, without the picture's pixels."""
         window = (self.start, self.end) != (0, 1)
-        scale = f":{number_text(self.scale)}" if window or self.scale != 1 or ":" in self.file else ""
+        scale = f":{self.scale_text}" if window or self.scale_text != "1" or ":" in self.file else ""
         steps = f":{number_text(self.start)}-{number_text(self.end)}" * window
         rest = f"{self.file}{scale}{steps}"
         if self.preprocessor:
             rest = f"{self.preprocessor}@{rest}"
         elif _PREPROCESSED.fullmatch(rest):
             rest = f"./{rest}"
-        return f"{self.network}={rest}"
+        return f"{self.network}={rest}" if self.file else f"{self.network}{rest}"
+
+    @property
+    def scale_text(self) -> str:
+        """The scale, or those of its parts, as in the text of the control."""
+        named = ",".join(f"{name}={number_text(scale)}" for name, scale in self.parts)
+        return named or number_text(self.scale)
 
     @property
     def numbers(self) -> str:
         """The scale and the shares of the steps as recipes have them."""
         steps = "" if (self.start, self.end) == (0, 1) else f":{self.start:g}-{self.end:g}"
-        return f":{self.scale:g}{steps}"
+        return f":{self.scale_text if self.parts else format(self.scale, 'g')}{steps}"
 
     def steps(self, count: int) -> tuple[int, int]:
         """Return the number of steps before the first of `count` that it controls, and up to its last one: a step does
@@ -93,11 +108,13 @@ def check(controls: list[object] | tuple[Control, ...]) -> None:
         raise UsageError(f"--control: {len(controls)} controls; at most {MOST} are taken")
 
 
-def named(network: str, file: str, scale: float, start: float, end: float) -> Control:
+def named(
+    network: str, file: str, scale: float, start: float, end: float, parts: tuple[tuple[str, float], ...] = ()
+) -> Control:
     """Return the control for `network` with the picture `file`, optionally prefixed by a preprocessor (canny@). Raises
     UsageError."""
     preprocessor, file = _preprocessor(f"{network}={file}", file, _is_file(True))
-    return Control(network, file, preprocessor, scale, start, end)
+    return Control(network, file, preprocessor, scale, start, end, parts)
 
 
 def _is_file(files: bool) -> Callable[[str], bool]:
@@ -118,10 +135,37 @@ def _one(text: object, is_file: Callable[[str], bool]) -> Control:
     if is_file(picture):
         return Control(network, picture, preprocessor)
     picture, scale, window = _numbers(text, picture)
+    number, parts = _scale(text, scale)
+    return Control(network, picture, preprocessor, number, *_shares(text, window), parts)
+
+
+def numbers(
+    text: str, option: str, form: str, *, files: bool
+) -> tuple[str, float, tuple[float, float], tuple[tuple[str, float], ...]]:
+    """Return what stands before the numbers in the `text` of another option, the scale, the shares of the steps, and
+    the scales of parts. form: how to write it, for messages. Raises UsageError."""
+    if ":" not in text or _is_file(files)(text):
+        return text, 1.0, (0.0, 1.0), ()
+    try:
+        head, scale, window = _numbers(text, text)
+        number, parts = _scale(text, scale)
+        return head, number, _shares(text, window), parts
+    except UsageError as error:
+        raise UsageError(str(error).replace("--control", f"--{option}").replace(_FORM, form)) from None
+
+
+def _scale(text: str, scale: str) -> tuple[float, tuple[tuple[str, float], ...]]:
+    """Return the scale and those of parts that the text `scale` gives."""
     number = _float(scale)
-    if number is None:
+    if number is not None:
+        return number, ()
+    if not _PARTS.fullmatch(scale):
         raise UsageError(f"--control {clean(text, 80)}: {clean(scale, 30)!r} is no scale; {_FORM}")
-    return Control(network, picture, preprocessor, number, *_shares(text, window))
+    named = [part.partition("=") for part in scale.split(",")]
+    scales = {name: _float(value or "1") for name, _, value in named}
+    if len(scales) < len(named) or None in scales.values():
+        raise UsageError(f"--control {clean(text, 80)}: {clean(scale, 30)!r} names a part twice, or has no number")
+    return 1.0, tuple((name, scale) for name, scale in scales.items() if scale is not None)
 
 
 def _preprocessor(text: str, rest: str, is_file: Callable[[str], bool]) -> tuple[str, str]:
@@ -129,7 +173,7 @@ def _preprocessor(text: str, rest: str, is_file: Callable[[str], bool]) -> tuple
     match = _PREPROCESSED.fullmatch(rest)
     if match is None or is_file(rest):
         return "", rest
-    if match["name"] not in PREPROCESSORS:
+    if match["name"] not in (*PREPROCESSORS, *ROLES):
         raise UsageError(
             f"--control {clean(text, 80)}: {clean(match['name'], 20)} is no preprocessor here; there are "
             f"{', '.join(PREPROCESSORS)}. Make the picture by another program and give it as it is"

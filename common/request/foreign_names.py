@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qwenimg.common.base.errors import not_built
 from qwenimg.common.base.text import by_name, clean
 
@@ -20,6 +22,8 @@ _FOREIGN = by_name({
     "the VAE takes tiles where memory asks for them":
         "enable_vae_tiling enable_vae_slicing enable_tiling enable_slicing",
     "give sampler= and schedule= to a call": "scheduler",
+    "an IP-Adapter is control=(file, picture, scale) of a call": "load_ip_adapter set_ip_adapter_scale "
+        "unload_ip_adapter ip_adapter_image ip_adapter_image_embeds",
     "a call returns the picture: pipe(prompt, seed=7).image": "generate generate_image txt2img text2img imagine run",
     "give embedding= to a call": "load_textual_inversion unload_textual_inversion",
     "give image= to a call": "img2img inpaint edit",
@@ -28,10 +32,7 @@ _FOREIGN = by_name({
     "models are fetched by `qwenimg pull NAME`": "download pull",
     "pass it to qwenimg.load: transformer=, text_encoder=, vae=": "unet transformer vae text_encoder components",
 })  # fmt: skip
-FEATURES = by_name({
-    "ip-adapter": "load_ip_adapter set_ip_adapter_scale unload_ip_adapter ip_adapter_image ip_adapter_image_embeds "
-    "negative_ip_adapter_image negative_ip_adapter_image_embeds",
-})  # fmt: skip
+FEATURES: Mapping[str, str] = {}
 """Methods and keywords of diffusers, by the words of their features in `errors.NOT_BUILT`."""
 
 

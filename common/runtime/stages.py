@@ -33,7 +33,7 @@ class Split:
 class Stage:
     """One part of a run, computed by one component."""
 
-    name: str  # encode, text, modulation, denoise, refine or decode
+    name: str  # encode, text, pictures, adapter, modulation, control, denoise, refine or decode
     resident: str  # name of the component in memory: stages with the same name share it
     component: Component  # with all of its blocks in memory
     splits: tuple[Split, ...]  # the preferred one first, the one with the least memory last

@@ -88,6 +88,7 @@ def load(
     wildcards: str | Path | Sequence[str | Path] | None = (),
     refiner: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    ip_encoder: str | Path | None = None,
     prediction: Prediction | None = None,
     variant: str | None = None,
     notify: Callable[[str, str], None] | None = None,
@@ -114,6 +115,7 @@ def load(
         wildcards: folders of the files that __name__ in a prompt is filled from; 'off' takes prompts as text.
         refiner: an SDXL refiner, named as `model`.
         tokenizer: the folder of the tokenizer, for a model that has none.
+        ip_encoder: the folder or file of the image encoder (CLIP vision) of IP-Adapters.
         prediction: what a Stable Diffusion file predicts: eps, v or x0.
         variant: which model a file is: text, edit, 2509, 2511 or layered of Qwen-Image, text or kontext of FLUX.1.
         notify: a function that takes (kind, text), for stages, warnings and notices.

@@ -24,6 +24,7 @@ WRONG = {
     "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
     "height": "0", "prediction": "x", "variant": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
     "save_latents": "x.txt", "latents": "x.txt", "control": "net=a.png:nan", "control_mode": "no",
+    "ip_adapter": "a:0.5:c:", "ip_image": "a.png", "ip_mask": "a.png",
     "only_masked": "20000", "mask_blur": "-1", "mask_fill": "no", "mask_mode": "no", "variation": "7:2",
     "hires": "9", "hires_strength": "nan", "hires_steps": "0", "hires_with": "latent-antialiased", "outpaint": "left=x",
 }  # fmt: skip
@@ -41,7 +42,7 @@ NAMES = {
     "text_encoder",
     "vae",
 }
-NAMES |= {"wildcards", "negative_prompt", "tokenizer", "image", "mask"}
+NAMES |= {"ip_encoder", "wildcards", "negative_prompt", "tokenizer", "image", "mask"}
 MISSING = (["--from", "missing.png"], ["x", "-i", "missing.png", "-m", "/missing"], ["--prompt-file", "missing.txt"])
 
 

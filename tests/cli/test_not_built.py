@@ -62,7 +62,7 @@ def test_nothing_that_is_built_is_said_not_to_be() -> None:
     assert {"quantize", "control", "caption", "serve", "seed", "edit"} <= there
 
 
-@pytest.mark.parametrize("planted", ["video", "dreambooth-steps", "ip-adapter"])
+@pytest.mark.parametrize("planted", ["video", "dreambooth-steps", "hypernetwork"])
 def test_a_feature_that_arrives_is_noticed(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALIASES, planted, "seed")
     with pytest.raises(AssertionError, match="is said not to be built"):
@@ -94,7 +94,7 @@ def test_all_sentences_are_made_from_the_one_table() -> None:
 
 
 def test_python_says_the_same_of_what_is_not_built() -> None:
-    for name in ("ip_adapter_image", "restore_faces", "video"):
+    for name in ("restore_faces", "hypernetwork", "video"):
         with pytest.raises(UsageError, match="is not built yet"):
             call_options.check_names([name])
         with pytest.raises(UsageError, match="is not built yet"):

@@ -22,6 +22,8 @@ MODULES = {"none": "", **{name: name for name in control_text.PREPROCESSORS}} | 
     "scribble": "scribble",
     "recolor_luminance": "grey",
     "blur_gaussian": "blur",
+    **dict.fromkeys(("ip-adapter-auto", "ip-adapter_clip_sd15", "ip-adapter_clip_sdxl"), ""),
+    **dict.fromkeys(("ip-adapter_clip_h", "ip-adapter_clip_g", "ip-adapter_clip_sdxl_plus_vith"), ""),
 }
 _PARAM = "alwayson_scripts"
 _HASH = re.compile(r" \[[0-9a-f]{4,64}\]$")  # after a network's name
@@ -57,6 +59,10 @@ def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
                 body.check_count(len(controls) + 1, body.CONTROL_IMAGE)
                 pictures.append(_picture(unit, images))
                 controls.append(_control(unit, len(pictures)))
+                if region := unit.get("effective_region_mask"):
+                    body.check_count(len(controls) + 1, body.CONTROL_IMAGE)
+                    pictures.append(body.picture_bytes(region, "effective_region_mask of a ControlNet unit"))
+                    controls.append(Control(controls[-1].network, str(len(pictures)), "mask"))
                 modes.add(_mode(unit.get("control_mode", 0)))
     if len(modes) > 1:
         raise _unsupported("ControlNet units with several control_modes")

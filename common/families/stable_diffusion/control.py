@@ -8,7 +8,7 @@ is made once for each of the UNet's calls. The refiner of SDXL is not controlled
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,10 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import closed_on_error, is_file
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.stable_diffusion import ip_adapter
 from qwenimg.common.families.stable_diffusion.checkpoint import facts
 from qwenimg.common.families.stable_diffusion.expert import Conditioning, step_peak
+from qwenimg.common.families.stable_diffusion.ip_adapter import ActivePictures
 from qwenimg.common.families.stable_diffusion.known import CONTROLS, SDXL_CONTROLS
 from qwenimg.common.memory import operations
 from qwenimg.common.networks.denoisers import unet, unet_controlnet, unet_controlnet_names
@@ -27,7 +29,7 @@ from qwenimg.common.networks.denoisers.unet_controlnet import UNetControlNetConf
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import on_paper, read_config
-from qwenimg.common.parts.control_net import ControlNet, check_sizes
+from qwenimg.common.parts.control_net import Controller, ControlNet, check_sizes
 from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
@@ -60,12 +62,15 @@ _KINDS = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x", 1280: "the 
 BALANCED, PROMPT, CONTROL = CONTROL_MODES
 
 
-def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
-    """Open the ControlNet in the folder or file `path` for a model. Raises ModelError and UsageError."""
+def open_control(path: Path, checkpoint: Checkpoint) -> Controller:
+    """Open the ControlNet or the IP-Adapter in the folder or file `path` for a model. Raises ModelError and
+    UsageError."""
     model = facts(checkpoint)
     if model.refiner:
         raise UsageError("--control is for Stable Diffusion models, and not for a refiner alone")
     base: UNetConfig = checkpoint["unet"].config
+    if ip_adapter.is_at(path):
+        return ip_adapter.open_adapter(path, base)
     if is_file(path / "config.json"):
         read_config(unet_controlnet.NETWORK, path, _REFUSED)  # for its message on another kind
     _check_text(path, base)
@@ -146,10 +151,22 @@ class ActiveControl:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlledCondition:
-    """The conditions of one call of the UNet and of the ControlNets, by the numbers of their controls."""
+    """The conditions of one call of the UNet, for the numbers of the pictures that are prompts now, and of the
+    ControlNets, by the numbers of their controls."""
 
-    unet: Condition
+    unet: Callable[[tuple[int, ...]], Condition]
     nets: Mapping[int, Condition]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """The controls that hold at a noise level, and the numbers of the pictures that are prompts there."""
+
+    controls: Sequence[ActiveControl]
+    pictures: tuple[int, ...]
+
+
+NOTHING = Holding(controls=(), pictures=())
 
 
 @dataclass(frozen=True)
@@ -163,18 +180,17 @@ class ControlledUNet:
         return self.unet.skipping
 
     def condition(self, texts: Any, extra: Any) -> ControlledCondition:
-        return ControlledCondition(unet=self.unet.condition(texts, extra), nets={})
+        condition = self.unet.condition(texts, extra)
+        return ControlledCondition(unet=lambda pictures: condition, nets={})
 
-    def predict(
-        self, x: Array, step: TimeStep, condition: ControlledCondition, control: Sequence[ActiveControl] = ()
-    ) -> Array:
+    def predict(self, x: Array, step: TimeStep, condition: ControlledCondition, control: Holding = NOTHING) -> Array:
         """Return the UNet's prediction under the controls that hold now."""
         changes = [
             one.network.predict(x, step, condition.nets[one.number], one.scales)
-            for one in control
+            for one in control.controls
             if one.number in condition.nets
         ]
-        return self.unet.predict(x, step, condition.unet, changes or None)
+        return self.unet.predict(x, step, condition.unet(control.pictures), changes or None)
 
 
 class ControlNetworks(ControlStages[ControlRun]):
@@ -227,7 +243,8 @@ class ControlNetworks(ControlStages[ControlRun]):
         active = []
         for number, control in enumerate(request.controls):
             net = self.nets[control.network]
-            assert isinstance(net, ControlNet)
+            if not isinstance(net, ControlNet):
+                continue
             begin, end = levels(run.plan, *control.steps(run.plan.steps))
             weakened = request.family_options.control_mode != BALANCED
             active.append(
@@ -251,9 +268,11 @@ def scales(config: UNetControlNetConfig, scale: float, *, weakened: bool) -> lis
     return [scale * 10.0 ** (i / last - 1) for i in range(last + 1)]
 
 
-def holding(controls: Sequence[ActiveControl], sigma: float) -> list[ActiveControl] | None:
-    """Return the controls that hold at a noise level; None for none."""
-    return [one for one in controls if one.end < sigma <= one.begin and any(one.scales)] or None
+def holding(controls: Sequence[ActiveControl], pictures: Sequence[ActivePictures], sigma: float) -> Holding | None:
+    """Return the controls and pictures that hold at a noise level; None for none."""
+    held = [one for one in controls if one.end < sigma <= one.begin and any(one.scales)]
+    prompts = ip_adapter.holding(pictures, sigma)
+    return Holding(controls=held, pictures=prompts) if held or prompts else None
 
 
 def conditions(

@@ -13,11 +13,20 @@ from qwenimg.common.families.family import ControlFiles, Family, RefinerFiles
 from qwenimg.common.families.part_file import CLIP, PartFile
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import control, lora_title
+from qwenimg.common.families.stable_diffusion import ip_adapter as adapters
 from qwenimg.common.families.stable_diffusion.checkpoint import FITS, NETWORKS, PIPELINES, facts, zeros_for_empty
-from qwenimg.common.families.stable_diffusion.describe_file import LdmFile, is_control, is_unet, is_vae
+from qwenimg.common.families.stable_diffusion.describe_file import (
+    AdapterFile,
+    EncoderFile,
+    LdmFile,
+    is_control,
+    is_unet,
+    is_vae,
+)
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks.denoisers import unet, unet_controlnet
+from qwenimg.common.networks.encoders import clip_vision, ip_adapter
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.parts import PARTS
@@ -120,6 +129,8 @@ FAMILY = Family(
             is_in=is_control,
             use="-m MODEL --control FILE=PICTURE",
         ),
+        AdapterFile(),
+        EncoderFile(),
         LdmFile(option="model"),
         LdmFile(option="transformer"),
         LdmFile(option="vae"),
@@ -143,7 +154,12 @@ FAMILY = Family(
     lora_title=lora_title.title,
     small_files=small_files,
     defaults=_defaults,
-    control=ControlFiles(open=control.open_control, networks=(unet_controlnet.NETWORK,), published=control.published),
+    control=ControlFiles(
+        open=control.open_control,
+        networks=(unet_controlnet.NETWORK, ip_adapter.NETWORK, clip_vision.NETWORK),
+        published=control.published,
+        with_encoder=adapters.with_encoder,
+    ),
     embeddings=True,
     check=_check,
     described=_described,

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import control, few_steps
+from qwenimg.common.families.stable_diffusion import control, few_steps, ip_adapter
 from qwenimg.common.families.stable_diffusion.control import (
     ActiveControl,
     ControlledCondition,
@@ -25,6 +25,7 @@ from qwenimg.common.families.stable_diffusion.control import (
     ControlRun,
 )
 from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, guidance, parts, schedules, sinusoids
+from qwenimg.common.families.stable_diffusion.ip_adapter import ActivePictures, PicturePrompts
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -42,7 +43,7 @@ from qwenimg.common.prompts import composed, inversion, scheduled
 from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Engine, TimeStep
+from qwenimg.common.runtime.engine import Array, Condition, Engine, TimeStep
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
@@ -73,6 +74,7 @@ class StableDiffusion(DiffusionModel):
         self.base = Expert(checkpoint, residents)
         self.refiner = None if checkpoint.refiner is None else Expert(checkpoint.refiner, residents)
         self.controls = ControlNetworks(residents)
+        self.picture_prompts = PicturePrompts(residents, checkpoint["unet"].config)
         self.multiple, self.channels = self.scale, self.vae.config.latent_channels
         if self.base.facts.sees_mask:
             self.inputs = PictureInputs(mask=MaskInput())
@@ -100,6 +102,7 @@ class StableDiffusion(DiffusionModel):
             *(encoding if request.encodes_start else []),
             *(stage for expert in self.experts() for stage in expert.encoding(request, plan, counted)),
             *(encoding if self.inputs.mask.is_input and request.mask is None else []),  # an empty image: `_extra`
+            *self.picture_prompts.stages(request, self.nets),
             *self.controls.stages(request, self.control_run(request, plan, shape), [*steps.values()][:1]),
             *steps.values(),
             self.vae.decoding(shape),
@@ -186,6 +189,7 @@ class DiffusionRun:
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded: the VAE's encoder may free it, and a reference here would keep it in memory
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
+        prompts = self._pictures(segment, initial)
         controls = self._controls(segment)
         pictures = [self.array(picture) for picture in initial.controls] if controls else []
         unet, split = self.model.residents.acquire(self.stages[expert])
@@ -204,11 +208,18 @@ class DiffusionRun:
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 rows = conditioning.of(positions)
                 condition = unet.condition(rows.texts, rows.added)
-                if not controls:
+                if not controls and not prompts:
                     return Pass(unet, condition, inputs)
-                prompts = control.controlled(self.request, positions, len(branches))
-                nets = control.conditions(controls, pictures, rows, prompts)
-                return Pass(ControlledUNet(unet), ControlledCondition(unet=condition, nets=nets), inputs)
+                own = ip_adapter.rows(positions, len(branches))
+
+                @cache
+                def with_pictures(numbers: tuple[int, ...]) -> Condition:
+                    held = [one for number in numbers for one in prompts[number].pictures]
+                    return unet.with_pictures(condition, held, own) if held else condition
+
+                controlled = control.controlled(self.request, positions, len(branches))
+                nets = control.conditions(controls, pictures, rows, controlled)
+                return Pass(ControlledUNet(unet), ControlledCondition(unet=with_pictures, nets=nets), inputs)
 
             return phases(self.plan, branches, split.size or len(branches), make_pass)
 
@@ -227,10 +238,16 @@ class DiffusionRun:
             denoised,
             partial(guidance(self.request).combined, engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
-            control=(lambda x, sigma: control.holding(controls, sigma)) if controls else None,
+            control=(lambda x, sigma: control.holding(controls, prompts, sigma)) if controls or prompts else None,
             evaluate=strategy(engine.group, self.model.sharing(self.request)),
             next_phases=next_phases,
         )
+
+    def _pictures(self, segment: Segment, initial: Initial) -> list[ActivePictures]:
+        """Encode the pictures of the request that are prompts, for the base's segment."""
+        if segment.refines or not self.request.controls:
+            return []
+        return self.model.picture_prompts.open(self.request, self.model.nets, self.plan, self.shape, initial.controls)
 
     def _controls(self, segment: Segment) -> list[ActiveControl]:
         """Open the ControlNets of the request, for the base's segment."""

@@ -303,6 +303,27 @@ def _attention(width: int, keys: int) -> Manifest:
     )
 
 
+class CrossAttention(NamedTuple):
+    """A cross attention of the UNet."""
+
+    attention: str  # the path of the attention that its transformer block is in
+    width: int  # channels
+    halved: int  # how often the sides of the latents were halved before it
+
+
+def cross_attentions(config: UNetConfig) -> tuple[CrossAttention, ...]:
+    """Return the cross attentions in the order of diffusers: down blocks, up blocks, and the mid block last."""
+    last = len(config.down) - 1
+    levels = [(f"down_blocks.{i}", level, i, len(level.resnets)) for i, level in enumerate(config.down)]
+    levels += [(f"up_blocks.{i}", level, last - i, len(level.resnets)) for i, level in enumerate(config.up)]
+    return tuple(
+        CrossAttention(f"{path}.attentions.{j}", level.width, halved)
+        for path, level, halved, count in [*levels, ("mid_block", config.mid, last, 1)]
+        for j in range(count)
+        for _ in range(level.depth)
+    )
+
+
 def cached_blocks(config: UNetConfig) -> CachedBlocks:
     """Return what lies between the first down block and the last up block."""
     last = len(config.down) - 1

@@ -57,6 +57,8 @@ _REFUSED = by_name({
     "read the steps by callback_on_step_end": "callback callback_steps",
     "a control network is control=(model, picture, scale)":
         "control_image controlnet_conditioning_scale control_guidance_start control_guidance_end",
+    "an IP-Adapter is control=(file, picture, scale) of qwenimg's own call":
+        "ip_adapter_image ip_adapter_image_embeds negative_ip_adapter_image negative_ip_adapter_image_embeds",
 })  # fmt: skip
 _USUAL: Mapping[str, tuple[object, ...]] = {
     "eta": (0,), "crops_coords_top_left": ((0, 0),), "negative_crops_coords_top_left": ((0, 0),),

@@ -8,6 +8,7 @@ on neither step nor latents.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.denoisers.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
 from qwenimg.common.runtime.engine import NumpyArray
 
-Pair = tuple[Array, Array]
+# Keys and values, and of pictures theirs, each with the weight [1 1 1] or [1 L 1] of what they give
+Pair = tuple[Any, ...]
 # Keys and values of each transformer block of each attention of a level
 Context = list[list[Pair]]
 
@@ -86,8 +88,12 @@ class Attention(mlx.nn.Module):
 
     def __call__(self, x: Array, normed: Array, context: Pair) -> Array:
         """Add this attention, computed from the norm of the stream, to the stream x [B L C]."""
-        k, v = context
-        attended = self.attend.result(ops.attention(self.split(self.to_q(normed)), k, v))
+        k, v, *pictures = context
+        q = self.split(self.to_q(normed))
+        attended = self.attend.result(ops.attention(q, k, v))
+        for k, v, weight in pictures:
+            seen = self.attend.result(ops.attention(q, k, self.attend.values(v)))
+            attended = ops.add(attended, weight * seen)
         return ops.add_linear(x, self.to_out[0], attended)
 
 
@@ -297,7 +303,7 @@ class UNetModel(UNetHalf):
         """
         count = len(self.down_blocks)
         temb = self.time(features, addition)
-        keys, _ = context[count][0][0]  # in the dtype of most convolutions
+        keys = context[count][0][0][0]  # in the dtype of most convolutions
         x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
         x, states = self.down(x, temb, context)
         x = self.mid_block(x, temb, context[count])
@@ -311,6 +317,14 @@ class UNetModel(UNetHalf):
 
 
 # Runner
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Keys and values of pictures by an IP-Adapter in each cross attention: down, up, mid."""
+
+    pairs: list[tuple[Array, Array]]  # [2 T C] each: of the pictures, and of empty ones
+    weights: list[NumpyArray | None]  # [1 1 1] or [1 L 1] of each cross attention; None: the pictures do not count
 
 
 def together(control: Sequence[Changes]) -> Changes:
@@ -337,6 +351,29 @@ class Runner(LoadedNetwork[UNetConfig, UNetModel]):
         """Return the condition for text states [B S C], and pooled text and sinusoids of the sizes [B A]."""
         extra = None if addition is None else ops.table(addition, self.table_dtype)
         return Condition(self.model.context(ops.table(texts, self.table_dtype)), extra, len(texts))
+
+    @ops.computes
+    def with_pictures(self, condition: Condition, pictures: Sequence[Pictures], rows: Sequence[int]) -> Condition:
+        """Return the condition with pictures as prompts. rows: for each branch, 0 for the pictures and 1 for empty
+        ones."""
+        count, context = len(self.model.down_blocks), condition.context
+        order, numbers = [*context[:count], *context[count + 1 :], context[count]], itertools.count()
+        *blocks, mid = [
+            [[self.joined(pair, next(numbers), pictures, rows) for pair in pairs] for pairs in level] for level in order
+        ]
+        return Condition([*blocks[:count], mid, *blocks[count:]], condition.addition, condition.branches)
+
+    def joined(self, pair: Pair, number: int, pictures: Sequence[Pictures], rows: Sequence[int]) -> Pair:
+        """Return the context of a cross attention with its keys and values of pictures."""
+        keys, values = pair
+        more = []
+        for one in pictures:
+            weight = one.weights[number]
+            if weight is not None:
+                k, v = (mx.concatenate([part[row : row + 1] for row in rows], axis=0) for part in one.pairs[number])
+                k, v = (ops.stream(part.reshape(*part.shape[:2], keys.shape[2], -1), keys.dtype) for part in (k, v))
+                more.append((k, v, ops.table(weight, self.table_dtype)))
+        return (keys, values, *more)
 
     @ops.computes
     def predict(

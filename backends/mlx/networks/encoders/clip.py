@@ -17,6 +17,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.clip import CLIPConfig, Place, eos_position
+from qwenimg.common.networks.encoders.clip_vision import CLIPVisionConfig
 
 # Layers
 
@@ -57,7 +58,7 @@ class Attention(mlx.nn.Module):
 
 
 class MLP(mlx.nn.Module):
-    def __init__(self, config: CLIPConfig):
+    def __init__(self, config: CLIPConfig | CLIPVisionConfig):
         super().__init__()
         self.fc1 = ops.Linear(config.hidden_size, config.intermediate_size)
         self.activation = ops.quick_gelu if config.hidden_act == "quick_gelu" else ops.gelu_erf

@@ -15,6 +15,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.clip import CLIPConfig, Place, eos_position
+from qwenimg.common.networks.encoders.clip_vision import CLIPVisionConfig
 
 # Layers
 
@@ -55,7 +56,7 @@ class Attention(torch.nn.Module):
 
 
 class MLP(torch.nn.Module):
-    def __init__(self, config: CLIPConfig):
+    def __init__(self, config: CLIPConfig | CLIPVisionConfig):
         super().__init__()
         self.fc1 = ops.Linear(config.hidden_size, config.intermediate_size)
         self.activation = ops.quick_gelu if config.hidden_act == "quick_gelu" else ops.gelu_erf
