@@ -200,6 +200,7 @@ def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
         "model": "x", "backend": "cpu", "compile": "on", "preset": "fast", "precision": "fp32", "fallback": True,
         "quantize": "8", "max_memory": "6GB", "cache_prompts": True, "offline": True, "models_dir": (tmp_path,),
         "wildcards": (tmp_path,), "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
+        "ip_encoder": Path("e"),
         **{name: Path(name) for name in PARTS},
     }  # fmt: skip
     assert said.keys() == LOAD_OPTIONS.keys()
