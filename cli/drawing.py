@@ -102,7 +102,7 @@ def parsed(given: Mapping[str, Any], opening: LoadOptions) -> Run:
         keep_going=given["keep_going"],
         pattern=given["output"],
         output=output,
-        preview=given["preview"],
+        preview=given["preview"] or opening.preview_with is not None,
         upscale=given["upscale"],
         upscale_with=given["upscale_with"],
     )

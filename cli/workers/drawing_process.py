@@ -256,8 +256,9 @@ class Previews:
 
         seen = step.preview()
         if self._wanted:
-            rows, columns = seen.shape[:2]
-            seen = crop(fit(seen, columns * self._scale, rows * self._scale), *self._sizes[rows, columns])
+            width, height = step.size
+            rows, columns = -(-height // self._scale), -(-width // self._scale)
+            seen = crop(fit(seen, columns * self._scale, rows * self._scale), width, height)
         return encode(seen, None, self._suffix)
 
 

@@ -19,7 +19,7 @@ from qwenimg.common.families.qwen_image_21 import known as qwen_image_21
 from qwenimg.common.families.sd3 import known as sd3
 from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
-from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, Download
+from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, TINY_VAES, Download
 
 # What each `known.py` has is taken from here: KNOWN, and where there is one SMALL_FILES, CONTROLS and REFUSED.
 _FAMILIES = (qwen_image, qwen_image_21, z_image, flux2, flux, stable_diffusion, sd3)
@@ -47,7 +47,7 @@ _SMALL_FILES: list[Download] = [
 ]
 CONTROLS: list[Download] = [download for family in _FAMILIES for download in getattr(family, "CONTROLS", ())]
 """The control networks that are known by name."""
-NAMED: tuple[Download, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS)
+NAMED: tuple[Download, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS, *TINY_VAES)
 
 _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.(safetensors|gguf))", re.ASCII)
 
@@ -90,6 +90,7 @@ REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
     **{download.name: _SMALL + download.name for download in _SMALL_FILES},
     **{download.name: f"a control network: give it with --control {download.name}=PICTURE" for download in CONTROLS},
+    **{download.name: f"a tiny VAE: give it with --vae {download.name}" for download in TINY_VAES},
     T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,
     **{name: why for refused in _REFUSED for name, why in refused.items()},

@@ -81,6 +81,7 @@ class Family:
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
     control: ControlFiles | None = None
     embeddings: bool = False  # whether prompts may name embeddings of textual inversion
+    tiny_vae: Callable[[Checkpoint], str] | None = None  # the name of the tiny VAE of its latents, if one is published
     described: Callable[[Path], str]  # the model in a folder and its purpose, for `info`
     refiner: RefinerFiles | None = None
 

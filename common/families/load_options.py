@@ -129,6 +129,11 @@ class LoadOptions:
         python="str | Path | Sequence[str | Path] | None", section=_FILES, metavar="DIR", several=True,
         checks=_check_wildcards, config=True,
     ))  # fmt: skip
+    preview_with: Path | None = option(None, Option(
+        help="make previews by this tiny VAE, such as taesd; those in the folders of --models-dir are found",
+        call="a folder or file of a tiny VAE that makes previews", python="str | Path | None", section=_FILES,
+        metavar="FILE", config=True,
+    ))  # fmt: skip
     refiner: str | None = option(None, Option(
         help="an SDXL refiner for the last steps", call="an SDXL refiner, named as `model`",
         python="str | Path | None", section=_FILES, metavar="MODEL",

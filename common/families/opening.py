@@ -17,10 +17,11 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
-from qwenimg.common.parts import known_configs, merged_file
+from qwenimg.common.parts import known_configs, merged_file, tiny_vae
 from qwenimg.common.parts.components import find_config, is_bare, open_component
 from qwenimg.common.parts.open_file import check_whole, open_part
 from qwenimg.common.parts.texts import towers
+from qwenimg.common.parts.vae_files import open_tiny
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.part_names import VAES
@@ -66,6 +67,11 @@ class Source:
         """The family's variant. Raises ModelError and UsageError."""
         return self.rows.variant(self)
 
+    @cached_property
+    def has_tiny_vae(self) -> bool:
+        """True if the VAE that the user gives is a tiny one, whose files have no configuration of the model's."""
+        return (place := self.given.get("vae")) is not None and tiny_vae.is_tiny_at(place)
+
     def place(self, part: str) -> Path:
         """Return the folder or file of a part."""
         return self.given.get(part) or (self.path if self.in_one_file else self.path / part)
@@ -84,6 +90,8 @@ class Source:
         """Return the configuration of a part: that of its place or of the model's own part, or the published one.
         Raises ModelError and UsageError."""
         own, published = self.path / part, partial(self.published, part, network)
+        if part == "vae" and self.has_tiny_vae:
+            return find_config(network, [own], published)
         if part in self.given:
             return find_config(network, [self.given[part], own], published)
         return find_config(network, [own], None if self.has_index else published)
@@ -175,6 +183,8 @@ class Opening:
         return components
 
     def _part(self, source: Source, name: str, network: Network) -> Component:
+        if name == "vae" and source.has_tiny_vae:
+            return open_tiny(source.given[name], self.config(source, name, source.config(name, network)))
         place, config = source.place(name), self.config(source, name, source.config(name, network))
         if name in self.openers:
             return self.openers[name](source, name, network, config)

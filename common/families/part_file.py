@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import shown_path
 from qwenimg.common.families.description import Description, component_line, of_file, summary
 from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.families.load_options import Prediction
@@ -16,8 +17,8 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import clip_names, language_names, t5_names
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
-from qwenimg.common.parts import vae_files
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names, tiny_vae_names
+from qwenimg.common.parts import tiny_vae, vae_files
 from qwenimg.common.parts.components import renaming
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.texts import clip_files
@@ -145,6 +146,44 @@ class ModelFile:
             options = dict.fromkeys(_OPTIONS.get(name, "--text-encoder") for name in lacking)
             description.lines.append(f"lacks: {', '.join(lacking)}; add them by {' and '.join(options)}, once for each")
         return description
+
+    def describe_similar(self, header: Header) -> Description | None:
+        return None
+
+
+def tiny_vae_description(path: Path) -> Description:
+    """Return the description of the tiny VAE in a folder or file."""
+    found = tiny_vae.described(path)
+    description = Description(lines=[f"layout: {found.title}", *found.lines])
+    if found.fault is not None:
+        description.faults.append(found.fault)
+        return description
+    shown = shown_path(path, 80)
+    description.lines.extend(
+        [
+            f"use it: qwenimg PROMPT -m MODEL --vae {shown}",
+            f"or for previews alone: qwenimg PROMPT -m MODEL --preview --preview-with {shown}",
+        ]
+    )
+    return description
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyVAEFile:
+    """A tiny VAE for the latents of a family, in a file of its own, or a half of one."""
+
+    names: tuple[str, ...]  # of the published ones
+    option: str = "vae"
+
+    def reads(self, header: Header) -> bool:
+        config = tiny_vae.config_in(header)
+        return config is not None and any(one.name in self.names for one in tiny_vae_names.models_of(config))
+
+    def opens(self, header: Header) -> bool:
+        return False
+
+    def describe(self, header: Header, prediction: Prediction | None) -> Description:
+        return tiny_vae_description(header.file.path)
 
     def describe_similar(self, header: Header) -> Description | None:
         return None

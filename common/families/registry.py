@@ -25,10 +25,10 @@ from qwenimg.common.families.sd3.family import FAMILY as SD3
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
 from qwenimg.common.formats import gguf
-from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.files import PICKLES, find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.parts import known_configs, mflux
+from qwenimg.common.parts import known_configs, mflux, tiny_vae
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
 from qwenimg.common.weights import left_out
@@ -74,8 +74,11 @@ def open_model(path: Path, options: LoadOptions | None = None) -> OpenModel:
         able, flag = titles(lambda other: foreign in other.load_options), foreign.replace("_", "-")
         raise UsageError(f"--{flag} is for {able}; {clean(path, 80)} is another model")
     made_of = None if "transformer" in options.parts else _made_of(path, family)
+    if family.tiny_vae is None and (vae := options.part("vae")) is not None and tiny_vae.is_tiny_at(vae):
+        raise bad(vae, f"is a tiny VAE, and none is known for {family.title}: leave --vae out")
     checkpoint = family.open(path, options)
     with closed_on_error(checkpoint):
+        checkpoint = _with_tiny_vae(checkpoint, family, options)
         fits.check(path, checkpoint.components, family.fits)
     if options.quantize is not None:
         checkpoint = checkpoint.quantized(options.quantize)
@@ -84,9 +87,23 @@ def open_model(path: Path, options: LoadOptions | None = None) -> OpenModel:
     return OpenModel(family=family, checkpoint=checkpoint, path=place, options=options, made_of=made_of)
 
 
+def _with_tiny_vae(checkpoint: Checkpoint, family: Family, options: LoadOptions) -> Checkpoint:
+    """Return a checkpoint whose VAE is checked if it is a tiny one that was given, with what cannot be known of it.
+    Raise ModelError."""
+    part, path = checkpoint.components.get("vae"), options.part("vae")
+    if part is None or path is None or family.tiny_vae is None or not tiny_vae.is_tiny(part):
+        return checkpoint
+    if options.for_rewrite:
+        raise bad(path, "is a tiny VAE, which a converted model does not take in: give it with --vae when you draw")
+    tiny_vae.check(path, part, family.tiny_vae(checkpoint))
+    line = tiny_vae.note(path, part.config)
+    return checkpoint if line is None else replace(checkpoint, reports=(*checkpoint.reports, ("notice", line)))
+
+
 def _left_out(paths: Iterable[Path]) -> Reports:
     """Return the messages on what is left out of the files among `paths`, one for each file."""
-    lines = ((path, left_out.line(peek(path))) for path in dict.fromkeys(paths) if is_file(path))
+    files = (path for path in dict.fromkeys(paths) if is_file(path) and path.suffix.lower() not in PICKLES)
+    lines = ((path, left_out.line(peek(path))) for path in files)
     return tuple(("notice", f"{clean(path.name, 60)}: {line}") for path, line in lines if line)
 
 

@@ -17,6 +17,7 @@ from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.description import Description, in_memory, kinds, listed, summary, weights_summary
 from qwenimg.common.families.file_kind import FLAGS, is_lora
 from qwenimg.common.families.load_options import Prediction
+from qwenimg.common.families.part_file import tiny_vae_description
 from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
@@ -25,6 +26,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub import other_files
 from qwenimg.common.hub.describe_lora import Layers, describe_lora
 from qwenimg.common.networks.network import Network
+from qwenimg.common.parts import tiny_vae
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.parts.texts import embedding_file
 from qwenimg.common.precision import precision
@@ -95,6 +97,8 @@ def _part_of(path: Path) -> str | None:
 def _known(path: Path, prediction: Prediction | None) -> Description:
     if is_folder(path) and is_file(path / "model_index.json"):
         return _folder(path)
+    if tiny_vae.is_tiny_at(path):
+        return tiny_vae_description(path)
     if is_folder(path) and is_file(path / "config.json"):
         return _component(path)
     if is_folder(path):

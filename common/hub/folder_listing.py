@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from math import prod
@@ -25,6 +25,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import FITS, NO_USE, Layers, describe_lora
 from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, entries_below
+from qwenimg.common.parts import tiny_vae
 from qwenimg.common.parts.texts import embedding_file
 from qwenimg.common.upscaling import network_file
 
@@ -98,6 +99,8 @@ def _row(root: Path, path: Path, known: Callable[[], Layers], upscalers: Sequenc
         if _is(path / "model_index.json"):
             family = registry.of_folder(path)
             return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
+        if (tiny := _tiny_vae(path, name, folder)) is not None:
+            return tiny
         if path.name.lower().endswith(PICKLES):
             if (row := _embedding(path, name, folder) or _adapter(path, name, folder)) is not None:
                 return row
@@ -149,6 +152,15 @@ def _upscaler(path: Path, name: str, folder: str) -> Row:
     """Return the row of a file that --upscale-with takes. Raises ModelError for another one."""
     with closing(network_file.open_upscaler(path)) as upscaler:
         return Row(name=name, folder=folder, bytes=_size(path), kind=upscaler.title, use="--upscale-with")
+
+
+def _tiny_vae(path: Path, name: str, folder: str) -> Row | None:
+    """Return the row of a file of a tiny VAE; None for another one. Raises ModelError."""
+    if not tiny_vae.is_tiny_at(path):
+        return None
+    described = tiny_vae.described(path)
+    row = Row(name=name, folder=folder, bytes=_size(path), kind="tiny VAE", family=described.models)
+    return replace(row, fault=described.fault) if described.fault else replace(row, use="--vae", needs="a model (-m)")
 
 
 def _about(kind: FileKind, path: Path, known: Callable[[], Layers]) -> dict[str, str]:

@@ -77,7 +77,11 @@ def _known_model(known: KnownModel) -> ListedModel:
 def _download(download: Download) -> ListedModel:
     folders = hf_cache.snapshots(hf_cache.storage_folder(download.repo))
     tokenizers = {CLIP_TOKENIZER.name: is_tokenizer, T5_TOKENIZER.name: is_t5_tokenizer}
-    has = partial(_has_all, download) if download.controls else tokenizers.get(download.name, _has_small_files)
+    has = (
+        partial(_has_all, download)
+        if download.controls or download.is_tiny_vae
+        else tokenizers.get(download.name, _has_small_files)
+    )
     here: Here = "yes" if any(map(has, folders)) else "no"
     return ListedModel(
         name=download.name,

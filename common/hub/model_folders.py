@@ -21,6 +21,8 @@ from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.hub import comfy_paths
+from qwenimg.common.parts import tiny_vae
+from qwenimg.common.parts.downloads import TINY_VAES
 from qwenimg.common.parts.texts.embedding_file import SUFFIXES as EMBEDDINGS
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.parts import PARTS
@@ -29,7 +31,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "model": ("checkpoints", "diffusers"),
     "transformer": ("diffusion_models", "unet"),
     "text_encoder": ("text_encoders", "clip"),
-    "vae": ("vae",),
+    "vae": ("vae", "vae_approx"),
     "lora": ("loras",),
     "control": ("controlnet", "model_patches", "ipadapter"),
     "ip_encoder": ("clip_vision",),
@@ -41,7 +43,7 @@ WEBUI: Mapping[str, tuple[str, ...]] = {
     "model": ("Stable-diffusion",),
     "transformer": ("Stable-diffusion",),
     "text_encoder": ("text_encoder",),
-    "vae": ("VAE",),
+    "vae": ("VAE", "VAE-taesd", "VAE-approx"),
     "lora": ("Lora", "LyCORIS"),
     "control": ("ControlNet",),
     "embedding": ("embeddings",),
@@ -68,7 +70,7 @@ _EXTENSIONS = ("custom_nodes", "extensions")  # of ComfyUI and of the web UI
 _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
 UPSCALERS = (".safetensors", ".pth", ".pt")
-"""The ends of names of upscalers' files."""
+"""The ends of names of files of upscalers and of tiny VAEs."""
 CONTROLS = (*SUFFIXES, ".bin")
 """The ends of names of control networks' files, and of IP-Adapters'."""
 ENDS: Mapping[str, tuple[str, ...]] = {"upscaler": UPSCALERS, "embedding": EMBEDDINGS, "control": CONTROLS}
@@ -89,7 +91,8 @@ class ModelFolders:
         """Return `name`, or the path of the file or folder of that name, with its suffix or without. A path, a known
         model and the hub's cache come first. Raises ModelError for a file that is not found. A pickle is found too, if
         nothing else is: who opens it says what it is."""
-        if not self.given or _is_elsewhere(name, kind_):
+        is_tiny = kind_ == "vae" and any(one.name == name.lower() for one in TINY_VAES)
+        if not self.given or (not is_tiny and _is_elsewhere(name, kind_)):
             return name
         path = self.find(name, kind_) or next(self._candidates(name, kind_, PICKLES), None)
         if path is not None:
@@ -103,6 +106,11 @@ class ModelFolders:
     def find(self, name: str, kind_: str) -> Path | None:
         """Return the file or folder of that name, with its suffix or without, in the folders alone."""
         return next(self._candidates(name, kind_), None)
+
+    def find_tiny_vae(self, name: str) -> Path | None:
+        """Return the file or folder of the tiny VAE with this published name, or None."""
+        places = self._candidates(name, "vae")
+        return next((path for path in places if tiny_vae.is_tiny_at(path)), None) if self.given else None
 
     def of_any_kind(self, name: str) -> str:
         """Return `name`, or the path of a model, a part or a LoRA of that name, as `locate` does. Raises ModelError."""
@@ -136,6 +144,8 @@ class ModelFolders:
         the files' names; () for those that are read."""
         ends = ends or ENDS.get(kind_, SUFFIXES)
         spelled = [name, *(name + suffix for suffix in ends)]
+        if kind_ == "vae":  # a tiny one, whose halves are in two files
+            spelled += [f"{name}{end}{suffix}" for end in ("_decoder", "") for suffix in UPSCALERS]
         for folder in (*self.folders[kind_], *self.given):
             yield from (path for each in spelled if _is_model(path := folder / each, kind_, ends))
         if os.sep not in name:
@@ -220,11 +230,15 @@ def _is_elsewhere(name: str, kind_: str) -> bool:
     return known or path.is_absolute() or os.path.lexists(path) or find_cached(name) is not None
 
 
+def _is_tiny_vae(path: Path) -> bool:
+    return path.suffix.lower() in UPSCALERS and tiny_vae.model_named(path) is not None
+
+
 def _is_model(path: Path, kind_: str, ends: tuple[str, ...]) -> bool:
     """Return whether `path` is a file with one of these ends, or the folder of a whole model or a part."""
     try:
         if is_file(path):
-            return path.name.lower().endswith(ends)
+            return path.name.lower().endswith(UPSCALERS if _is_tiny_vae(path) else ends)
         if not is_folder(path):
             return False
         if kind_ in PARTS or kind_ in ("control", "ip_encoder"):

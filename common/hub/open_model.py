@@ -26,6 +26,7 @@ from qwenimg.common.hub.network_search import (
 )
 from qwenimg.common.hub.origin import model_hash, origin
 from qwenimg.common.hub.part_files import completed, located
+from qwenimg.common.hub.preview_vae import find_preview_vae
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.measure import exactness
 from qwenimg.common.parts.control_net import Controller, IPAdapter
@@ -126,6 +127,8 @@ def open_pipeline(
         if options.cache_prompts:
             runtime.keep_prompts()
         checkpoint, entries = _reduced(runtime, model.checkpoint, entries)
+        looks = options.preview_with is not None or not built_in
+        preview_vae = find_preview_vae(model, folders, options) if looks else None
         pipeline = _pipeline(
             replace(model, checkpoint=checkpoint),
             runtime,
@@ -137,6 +140,7 @@ def open_pipeline(
             checkpoint=checkpoint,
             find_loras=folders.loras,
             hashes=model_hash(model),
+            preview_vae=preview_vae,
             **({"advise": builtin.advise} if built_in else {}),
         )
         if options.compile != "auto":

@@ -18,6 +18,7 @@ from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
+from qwenimg.common.parts.downloads import TINY_VAES
 from qwenimg.common.prompts.wildcards import OFF
 from qwenimg.common.request.parts import LEFT_OUT, PARTS
 
@@ -63,16 +64,27 @@ def find_part(given: str | Path) -> Path:
     path = Path(home(name))
     if os.path.lexists(path) or kind_of_path(path) is not None:
         return path
-    cached = find_cached(name)
+    cached = find_tiny_vae(name) or find_cached(name)
     if cached is None and catalog.find_download(name) is not None:
         shown, where = clean(name, 100), clean(cache_folder(), 60)
         raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
     return cached or path
 
 
+def find_tiny_vae(name: str) -> Path | None:
+    """Return the folder or file in the cache of the tiny VAE with this known `name`; None if it is not there."""
+    known = next((one for one in TINY_VAES if one.name == name.lower()), None)
+    if known is None:
+        return None
+    *others, last = known.files
+    return find_cached(known.repo if others else f"{known.repo}/{last}")
+
+
 def with_parts_found(options: LoadOptions) -> LoadOptions:
     """Return `options` with the folder or file of each part, found by `find_part`. Raises ModelError."""
-    return replace(options, parts={part: find_part(options.parts[part]) for part in PARTS if part in options.parts})
+    preview = options.preview_with and find_part(options.preview_with)
+    parts = {part: find_part(options.parts[part]) for part in PARTS if part in options.parts}
+    return replace(options, parts=parts, preview_with=preview)
 
 
 def completed(options: LoadOptions) -> LoadOptions:
@@ -125,10 +137,13 @@ def located(options: LoadOptions) -> tuple[ModelFolders, LoadOptions]:
         check_whole(Path(path), name, completed=bool(options.parts))
     model, refiner = (one and folders.locate(one, "model") for one in (name, options.refiner))
     parts = {part: Path(folders.locate(str(path), PARTS[part].again or part)) for part, path in options.parts.items()}
+    preview = options.preview_with and Path(folders.locate(str(options.preview_with), "vae"))
     wildcards = tuple(dict.fromkeys((*options.wildcards, *folders.wildcards)))
     if OFF in map(str, options.wildcards):
         wildcards = options.wildcards
-    return folders, replace(options, model=model, refiner=refiner, parts=parts, wildcards=wildcards)
+    return folders, replace(
+        options, model=model, refiner=refiner, parts=parts, preview_with=preview, wildcards=wildcards
+    )
 
 
 def check_no_collection(path: Path) -> None:

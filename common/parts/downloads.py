@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class Download:
     files: tuple[str, ...]
     tokenizer: str = "tokenizer"  # the folder of it, if there is one
     family: str = ""  # the family of models whose small files they are
+    is_tiny_vae: bool = False
     controls: str = ""  # the family of models that they control, as a control network
 
 
@@ -39,6 +41,42 @@ T5_TOKENIZER = Download(
     purpose="the words of T5, for a model in one file",
     files=("spiece.model", "tokenizer_config.json", "special_tokens_map.json"),
 )
+_tiny = partial(
+    Download,
+    license="MIT",
+    is_tiny_vae=True,
+    bytes=9_800_000,
+    files=("config.json", "diffusion_pytorch_model.safetensors"),
+)
+TINY_VAES: tuple[Download, ...] = (
+    *(
+        _tiny(name=name, repo=f"madebyollin/{name}", title=f"TAESD for {models}", purpose=f"--vae, previews: {models}")
+        for name, models in (
+            ("taesd", "Stable Diffusion 1 and 2"),
+            ("taesdxl", "SDXL"),
+            ("taesd3", "Stable Diffusion 3"),
+            ("taef1", "FLUX.1 and Z-Image"),
+        )
+    ),
+    _tiny(
+        name="taef2",
+        repo="madebyollin/taef2",
+        title="TAESD for FLUX.2",
+        purpose="--vae, previews: FLUX.2",
+        bytes=10_700_000,
+        files=("taef2.safetensors",),
+    ),
+    _tiny(
+        name="taew2_1",
+        repo="Kijai/WanVideo_comfy",
+        title="TAEHV for Wan 2.1's latents",
+        purpose="--vae, previews: Qwen-Image",
+        bytes=22_700_000,
+        files=("taew2_1.safetensors",),
+    ),
+)
+"""Tiny VAEs by the names that their makers gave them. Their licence is their maker's, madebyollin's; sizes follow from
+the shapes, in 32 bits, taew2_1's in 16. The files themselves were not seen."""
 CONFIGURATIONS = (
     "model_index.json",
     "scheduler/scheduler_config.json",

@@ -11,11 +11,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.found_once import found_once
+from qwenimg.common.base.text import clean
 from qwenimg.common.memory import bands, operations
 from qwenimg.common.memory.memory import decode_peak
 from qwenimg.common.networks.vaes.flux2_vae import STATISTICS
 from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts import tiny_memory as tiny
+from qwenimg.common.parts import tiny_vae
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.probe import first_non_finite
@@ -102,8 +106,7 @@ class VAEHalves:
         height, width = shape.rows * self.scale, shape.columns * self.scale
         first = (shape.rows * self.patch, shape.columns * self.patch)  # the decoder's first image
         whole, *banded = (self._decoding(first, rows) for rows in (None, *bands.ROWS))
-        widest = decode_peak(self.config, *first, self.itemsize, self.engine.workspace)
-        fits_whole = (Split(activations=whole, required=2 * widest),) if self._is_whole(first) else ()
+        fits_whole = (Split(activations=whole, required=self._required(first)),) if self._is_whole(first) else ()
         return Stage(
             name=DECODE,
             resident="vae decoder",
@@ -112,7 +115,7 @@ class VAEHalves:
             title=f"decoding a picture of {width}x{height}",
             wanted=min(whole, banded[-1]),
             checked=False,
-            operations=operations.decoder(self.component.plan, *first),
+            operations=self._operations(*first),
         )
 
     def _encoding(self, height: int, width: int, rows: int | None) -> int:
@@ -135,6 +138,14 @@ class VAEHalves:
         own_memory = self.engine.facts.own_memory
         return bands.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, rows, own_memory)
 
+    def _required(self, shape: tuple[int, int]) -> int:
+        """Return the bytes for which latents of `shape` are decoded as a whole."""
+        return 2 * decode_peak(self.config, *shape, self.itemsize, self.engine.workspace)
+
+    def _operations(self, rows: int, columns: int) -> float:
+        """Return the operations of decoding an image of rows x columns latents of the network."""
+        return operations.decoder(self.component.plan, rows, columns)
+
     def _is_whole(self, shape: tuple[int, int]) -> bool:
         """Return whether latents of `shape` may be decoded as a whole."""
         tiled = self.runtime.choice.wishes.tiled and max(shape) > LARGE
@@ -152,9 +163,15 @@ class VAEHalves:
         with self.runtime.clock.timed("encode image"):
             moments = encoder.encode(pixels, split.size)
         self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels, split.size))
-        mean, log_variance = np.split(moments, 2, axis=1)
-        deviation = np.exp(0.5 * np.clip(log_variance, -30, 20))
+        mean, deviation = self._mean_and_deviation(moments)
         return self.normalized(mean), self.statistics.to_sampler(deviation, self.statistics.scale)
+
+    def check_encodes(self) -> None:
+        """Raise UsageError if the VAE has no encoder, so that it makes no latents of a picture."""
+
+    def _mean_and_deviation(self, encoded: Float32) -> tuple[Float32, Float32]:
+        mean, log_variance = np.split(encoded, 2, axis=1)
+        return mean, np.exp(0.5 * np.clip(log_variance, -30, 20))
 
     def normalized(self, latents: Float32) -> Float32:
         """Return the VAE's latents in the sampler's scale."""
@@ -194,10 +211,54 @@ class VAEHalves:
             raise self.runtime.overflow(title, "vae", place)
 
 
+class TinyHalves(VAEHalves):
+    """The halves of a tiny VAE: latents are the sampler's, and made without noise. Its encoder may be missing."""
+
+    def __init__(self, residents: Residents, component: Component):
+        config = component.config
+        statistics = scaled(config.scaling_factor, config.shift_factor)
+        super().__init__(residents, component, 0, statistics, patch=config.patch, samples=False)
+
+    def check_encodes(self) -> None:
+        if not tiny_vae.has_encoder(self.component):
+            name = clean(self.component.plan.files[0].path.name, 60)
+            raise UsageError(
+                f"--vae {name} has a decoder alone, and a picture needs the encoder: put its encoder's file beside it, "
+                "or leave --vae out"
+            )
+
+    def encode(self, pixels: Float32) -> tuple[Float32, Float32]:
+        self.check_encodes()
+        return super().encode(pixels)
+
+    def _mean_and_deviation(self, encoded: Float32) -> tuple[Float32, Float32]:
+        return encoded, np.zeros_like(encoded)
+
+    def _encoding(self, height: int, width: int, rows: int | None) -> int:
+        sides, own_memory = (height, width), self.engine.facts.own_memory
+        return tiny.encode_bytes(self.config, *sides, self.itemsize, self.engine.workspace, rows, own_memory)
+
+    def _decoding(self, shape: tuple[int, int], rows: int | None) -> int:
+        own_memory = self.engine.facts.own_memory
+        return tiny.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, rows, own_memory)
+
+    def _required(self, shape: tuple[int, int]) -> int:
+        return self._decoding(shape, None)
+
+    def _operations(self, rows: int, columns: int) -> float:
+        return tiny.operations(self.component.plan.shapes, self.config, rows, columns)
+
+    def _is_whole(self, shape: tuple[int, int]) -> bool:
+        tiled = self.runtime.choice.wishes.tiled and max(shape) > LARGE
+        return not tiled and tiny.is_small(self.config, *shape)
+
+
 def scaled_halves(residents: Residents, component: Component, *, samples: bool = True) -> VAEHalves:
     """Return the halves of Stable Diffusion's VAE, or Flux's, whose latents have one scale and one shift. samples: as
     for `VAEHalves`."""
     config = component.config
+    if tiny_vae.is_tiny(component):
+        return TinyHalves(residents, component)
     statistics = scaled(config.scaling_factor, config.shift_factor or 0.0)
     return VAEHalves(residents, component, config.block_out_channels[0], statistics, samples=samples)
 

@@ -1,11 +1,18 @@
-"""The channels of the latents of a VAE (AutoencoderKL) in a file."""
+"""The VAE of a model in a folder or file of its own: the one of its kind, or a tiny one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from qwenimg.common.base.safe_files import closed_on_error
 from qwenimg.common.formats.stored import Stored
+from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.vaes.kl_vae_names import DIFFUSERS_SIGN, SIGN
+from qwenimg.common.parts import tiny_vae
+from qwenimg.common.parts.open_file import open_part
+from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.part_names import VAES
 
 
@@ -17,3 +24,18 @@ def latent_channels(tensors: Mapping[str, Stored]) -> int | None:
         return None
     first = tensors.get(f"{prefix}decoder.conv_in.weight")
     return first.shape[1] if first is not None and len(first.shape) == 4 else None
+
+
+def open_vae(layouts: Layouts, path: Path, own: Any) -> Component:
+    """Open the VAE that the user gives: one of `layouts`, or a tiny one. own: the configuration of the model's own, for
+    what no tensor shows. Raises ModelError."""
+    return open_tiny(path, own) if tiny_vae.is_tiny_at(path) else open_part(layouts, path, own, "vae")
+
+
+def open_tiny(path: Path, own: Any) -> Component:
+    """Open the tiny VAE in a folder or file. own: the configuration of the VAE whose place it takes. Raises
+    ModelError."""
+    part = tiny_vae.open_tiny(path, tiny_vae.patch_of(own))
+    with closed_on_error(part.plan):
+        tiny_vae.check_sizes(path, part.config, own)
+    return part

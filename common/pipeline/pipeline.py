@@ -19,6 +19,7 @@ from qwenimg.common.base.errors import NumericsError, QwenimgError, UsageError, 
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
+from qwenimg.common.parts import tiny_vae
 from qwenimg.common.pictures.pixels import blank_warning
 from qwenimg.common.pipeline import finish, masked_area, outpainting, preview, second_pass, start
 from qwenimg.common.pipeline.controls import Controls
@@ -43,7 +44,7 @@ from qwenimg.common.request.option import recorded
 from qwenimg.common.request.recipe import Recipe
 from qwenimg.common.request.request import OPTIONS, Defaults, Request, random_seed, request_of
 from qwenimg.common.runtime import compiling
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import DENOISERS
@@ -87,13 +88,15 @@ class Pipeline:
         wildcards: Wildcards | None = None,
         upscalers: second_pass.Upscalers | None = None,
         embeddings: Embeddings | None = None,
+        preview_vae: Component | None = None,
         advise: Callable[[Request], list[str]] = lambda request: [],
     ):
         """Create a pipeline of an opened model. family: its family's name. loras: the model's LoRAs. others: models
         that messages name. fallback: continue under the next wider policy if a value overflows. options: entries of
         recipes; `hashes` returns the entries that need the files' contents. checkpoint: the weights, without LoRAs.
         find_loras: replaces names of LoRAs by paths. controls: the control networks. wildcards: the choices in prompts.
-        upscalers: for second passes. embeddings: of its prompts. advise: returns more warnings about a request."""
+        upscalers: for second passes. embeddings: of its prompts. preview_vae: makes previews. advise: returns more
+        warnings about a request."""
         self.options, self.checkpoint = dict(options or {}), checkpoint
         self._find_loras, self._hashes = find_loras, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
@@ -107,7 +110,8 @@ class Pipeline:
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._lock: FairLock[Step | Result] = FairLock()
         self._fit = FitCheck(model)
-        self._preview: preview.PreviewMap | None = None
+        self._preview: preview.PreviewMap | preview.TinyPreview | None = None
+        self._preview_vae = preview_vae
 
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._lock.closed else ''}{self.headline()}>"
@@ -171,6 +175,8 @@ class Pipeline:
         whole = self.upscalers.given(self.model.inputs.checked(whole, self.model_name, self.others))
         whole = self.embeddings.given(whole)
         self.controls.check(whole)
+        if self.model.inputs.encodes(whole):
+            self.model.vae.check_encodes()
         second_pass.check(self.model, whole)
         request = masked_area.split(whole).drawn
         sampler = self.model.plan(request).sampler
@@ -223,12 +229,16 @@ class Pipeline:
             self.fallback.retried(announced)
 
     def fit_preview(self) -> None:
-        """Fit the map from latents to colours that `Step.preview` applies: read it if this machine has it, else decode
-        one small picture of noise. From then on it learns from each picture. Raises QwenimgError."""
+        """Prepare `Step.preview`: by the tiny VAE that is here, or by a map from latents to colours, which is read if
+        this machine has it, else fitted to one small picture of noise. From then on the map learns from each picture.
+        Raises QwenimgError."""
         with self._lock.acquired(), self._in_memory():
             if self._preview is None:
                 vae = None if self.checkpoint is None else self.checkpoint.components.get("vae")
-                self._preview = preview.fitted(self.model, vae)
+                own = vae if vae is not None and tiny_vae.is_tiny(vae) else None
+                tiny = None if self.engine.group is not None else self._preview_vae or own
+                made = preview.fitted(self.model, vae) if tiny is None else preview.TinyPreview(self.model, tiny)
+                self._preview = made
 
     def headline(self) -> str:
         """Return one line: backend, device, precision, model, and its weights' bytes in files and in memory at once."""
@@ -261,6 +271,8 @@ class Pipeline:
                 self.loras.close()
                 self.controls.close()
                 self.upscalers.close()
+                if self._preview_vae is not None:
+                    self._preview_vae.plan.close()
 
     def __enter__(self) -> Self:
         self._lock.check_open()
@@ -388,7 +400,8 @@ class Pipeline:
                     self.runtime.clock.add("steps", seconds)
                     read, most = partial(run.latents, x), max(total, done)
                     see = partial(preview.seen, self._preview, partial(run.latents, denoised), *seen)
-                    yield Step(index=done, total=most, sigma=sigma, seconds=seconds, read=read, see=see)
+                    size = request.width, request.height
+                    yield Step(index=done, total=most, sigma=sigma, seconds=seconds, size=size, read=read, see=see)
             latents = start.last(run.latents(x), plan, initial)
             del x
             if cache is not None:

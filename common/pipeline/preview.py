@@ -1,4 +1,5 @@
-"""Small pictures of latents in the middle of a run: one pixel for each latent, by a linear map to colours.
+"""Small pictures of latents in the middle of a run: by a tiny VAE, or one pixel for each latent, by a linear map to
+colours.
 
 The map belongs to a VAE, and is fitted on the user's machine to what this very VAE decodes, by least squares: at first
 to one small picture of noise, then to each picture that is drawn, whose decoding costs nothing more. So nothing is
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +21,10 @@ from numpy.typing import NDArray
 from qwenimg.common.base.atomic_files import make_folder, write_atomic
 from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.base.safe_files import open_regular
+from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
+from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts.vae import TinyHalves
 from qwenimg.common.pictures.pixels import crop, to_uint8
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.runtime.checkpoint import Component
@@ -31,7 +36,49 @@ ENOUGH = 32  # pictures, after which a map learns no more
 RIDGE = 1e-3  # of the mean variance of the latents' channels: colours of latents that were never seen stay moderate
 SIDE = 32  # latents a side of the picture of noise
 FOR_EACH = 4  # samples of noise for each channel, if that needs a larger picture
+MOST = 512  # pixels a side of a preview by a tiny VAE
 FULL = 255 / 2  # levels of a pixel in one of -1..1
+
+
+class TinyPreview:
+    """Previews by a tiny VAE. It is loaded for the first one, beside all that is in memory, if it fits there."""
+
+    def __init__(self, model: DiffusionModel, component: Component) -> None:
+        self._model, self._halves = model, TinyHalves(model.residents, component)
+        self._failed = False
+
+    def seen(self, latents: NDArray[np.float32], rows: int, columns: int) -> Uint8:
+        """Return the picture of the first of latents [F, C, h, w], of their top left rows x columns: at most MOST
+        pixels a side. Grey, after a warning, once it does not fit."""
+        try:
+            return _smaller(crop(self._decoded(latents[:1]), columns * self._halves.scale, rows * self._halves.scale))
+        except QwenimgError as error:
+            if not self._failed:
+                self._model.runtime.notify("warning", f"there is no preview by the tiny VAE: {clean(error, 150)}")
+            self._failed = True
+            return np.full((rows, columns, 3), 128, np.uint8)
+
+    def _decoded(self, latents: NDArray[np.float32]) -> Uint8:
+        residents, halves = self._model.residents, self._halves
+        stage = halves.decoding(LatentShape(1, *latents.shape[2:]))
+        stage = replace(stage, resident="preview decoder", co_resident=residents.opened, checked=True)
+        decoder, split = residents.acquire(stage)
+        pixels = decoder.decode(halves.plain(np.nan_to_num(latents)), split.size)
+        return to_uint8(np.nan_to_num(pixels[0]))
+
+    def learn(self, latents: Sequence[NDArray[np.float32]], pixels: Sequence[NDArray[Any]]) -> None:
+        """Do nothing: it has learned."""
+
+
+def _smaller(picture: Uint8) -> Uint8:
+    """Return a picture of at most MOST pixels a side, each the mean of a square."""
+    step = 1
+    while max(picture.shape[:2]) > step * MOST:
+        step *= 2
+    height, width = (side // step * step for side in picture.shape[:2])
+    squares = picture[:height, :width].reshape(height // step, step, width // step, step, 3)
+    small: Uint8 = np.rint(squares.mean(axis=(1, 3), dtype=np.float32)).astype(np.uint8)
+    return small
 
 
 class PreviewMap:
@@ -41,6 +88,10 @@ class PreviewMap:
         """Set the map. file: where it is kept, or None."""
         self._sums, self._file = sums, file
         self._weights = _fitted(sums)
+
+    def seen(self, latents: NDArray[np.float32], rows: int, columns: int) -> Uint8:
+        """Return the top left rows x columns colours of the first of latents [F, C, h, w]."""
+        return crop(self.colours(latents), columns, rows)
 
     def colours(self, latents: NDArray[np.float32]) -> Uint8:
         """Return the colours [h, w, 3] of latents [F, C, h, w], of the first of several frames: their composite."""
@@ -91,12 +142,14 @@ def fitted(model: DiffusionModel, vae: Component | None) -> PreviewMap:
     return fresh
 
 
-def seen(fit: PreviewMap | None, read: Callable[[], NDArray[np.float32]], rows: int, columns: int) -> Uint8:
-    """Return the top left rows x columns colours of the latents that `read` copies from the device. Raises UsageError
+def seen(
+    fit: PreviewMap | TinyPreview | None, read: Callable[[], NDArray[np.float32]], rows: int, columns: int
+) -> Uint8:
+    """Return the preview of the top left rows x columns latents that `read` copies from the device. Raises UsageError
     if no map is fitted."""
     if fit is None:
         raise UsageError("a preview needs pipe.fit_preview() before the stream")
-    return crop(fit.colours(read()), columns, rows)
+    return fit.seen(read(), rows, columns)
 
 
 def noise(channels: int) -> NDArray[np.float32]:

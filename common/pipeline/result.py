@@ -47,6 +47,7 @@ class Step:
     total: int
     sigma: float  # the noise level at the step's start
     seconds: float
+    size: tuple[int, int] = (0, 0)  # pixels of the picture of this pass: its width and its height
     read: Callable[[], NDArray[np.float32]] = field(repr=False)
     see: Callable[[], NDArray[np.uint8]] = field(repr=False)
 
@@ -57,9 +58,10 @@ class Step:
         return self.read()
 
     def preview(self) -> NDArray[np.uint8]:
-        """Return a small picture of the estimate after this step: uint8 [H/8, W/8, 3], one pixel per latent. Each call
-        copies latents from the device; without a call nothing is computed. Raises UsageError if `Pipeline.fit_preview`
-        was not called before the stream."""
+        """Return a small picture of the estimate after this step: uint8 [H/8, W/8, 3], one pixel per latent, or by a
+        tiny VAE [H, W, 3], where the sides of large pictures are halved until they are at most 512. Each call copies
+        latents from the device; without a call nothing is computed. Raises UsageError if `Pipeline.fit_preview` was
+        not called before the stream."""
         return self.see()
 
 

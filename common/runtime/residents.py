@@ -120,6 +120,11 @@ class Residents:
         """The bytes of the weights in memory."""
         return self._memory.weights
 
+    @property
+    def opened(self) -> frozenset[str]:
+        """The names of the networks in memory."""
+        return frozenset(self._memory.opened)
+
     def plan(self, stages: Sequence[Stage]) -> MemoryPlan:
         """Return the memory plan of a run of `stages`; load and free nothing."""
         budget = self.runtime.budget(self.weights)

@@ -86,6 +86,7 @@ def load(
     vae: str | Path | None = None,
     models_dir: str | Path | Sequence[str | Path] | None = (),
     wildcards: str | Path | Sequence[str | Path] | None = (),
+    preview_with: str | Path | None = None,
     refiner: str | Path | None = None,
     tokenizer: str | Path | None = None,
     ip_encoder: str | Path | None = None,
@@ -113,6 +114,7 @@ def load(
         vae: a folder or file of its weights.
         models_dir: folders where models, parts and LoRAs have names.
         wildcards: folders of the files that __name__ in a prompt is filled from; 'off' takes prompts as text.
+        preview_with: a folder or file of a tiny VAE that makes previews.
         refiner: an SDXL refiner, named as `model`.
         tokenizer: the folder of the tokenizer, for a model that has none.
         ip_encoder: the folder or file of the image encoder (CLIP vision) of IP-Adapters.

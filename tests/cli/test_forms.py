@@ -41,6 +41,7 @@ NAMES = {
     "transformer",
     "text_encoder",
     "vae",
+    "preview_with",
 }
 NAMES |= {"ip_encoder", "wildcards", "negative_prompt", "tokenizer", "image", "mask"}
 MISSING = (["--from", "missing.png"], ["x", "-i", "missing.png", "-m", "/missing"], ["--prompt-file", "missing.txt"])

@@ -30,7 +30,7 @@ CONTROLS = (
 )  # fmt: skip
 PIECES = (
     "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "qwen-image-2.1-files", "z-image-files", "flux2-files",
-    *CONTROLS,
+    *CONTROLS, "taesd", "taesdxl", "taesd3", "taef1", "taef2", "taew2_1",
 )  # fmt: skip
 
 

@@ -14,6 +14,17 @@ def leaky_relu(x: Array, slope: float) -> Array:
     return mx.maximum(x, slope * x)
 
 
+def relu(x: Array) -> Array:
+    """Return x where it is positive, else 0."""
+    return mx.maximum(x, 0)
+
+
+class ReLU(mlx.nn.Module):
+    def __call__(self, x: Array) -> Array:
+        """Return x where it is positive, else 0."""
+        return relu(x)
+
+
 class PReLU(mlx.nn.Module):
     path = ""
 

@@ -91,3 +91,25 @@ def window(x: Array, rows: slice, columns: slice) -> Array:
 def rows_joined(bands: list[Array]) -> Array:
     """Concatenate images below each other: [B h_i w C] -> [B h w C]."""
     return bands[0] if len(bands) == 1 else mx.concatenate(bands, axis=1)
+
+
+def frames_apart(x: Array, count: int) -> Array:
+    """Make the channels of each image those of `count` frames: [F h w count*C] -> [F*count h w C]."""
+    F, h, w, _ = x.shape
+    return x.reshape(F, h, w, count, -1).transpose(0, 3, 1, 2, 4).reshape(F * count, h, w, -1)
+
+
+def frames_joined(x: Array, count: int) -> Array:
+    """Make the channels of each `count` frames those of one image: [F*count h w C] -> [F h w count*C]."""
+    F, h, w, _ = x.shape
+    return x.reshape(F // count, count, h, w, -1).transpose(0, 2, 3, 1, 4).reshape(F // count, h, w, -1)
+
+
+def frames_before(x: Array) -> Array:
+    """Return the frame before each frame [F h w C], zeros before the first."""
+    return mx.concatenate((mx.zeros_like(x[:1]), x[:-1]))
+
+
+def last_frame(x: Array) -> Array:
+    """Return the last frame [1 h w C] of frames [F h w C]."""
+    return x[-1:]

@@ -127,10 +127,11 @@ class Conv2d(mlx.nn.Module):
     path = ""
     compute: Compute | None = None
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = True):
         super().__init__()
         self.weight = mx.zeros((outputs, kernel, kernel, inputs))
-        self.bias = mx.zeros((outputs,))
+        if bias:
+            self.bias = mx.zeros((outputs,))
         self.stride, self.padding = stride, padding
 
     @property
@@ -142,7 +143,7 @@ class Conv2d(mlx.nn.Module):
     @property
     def plain(self) -> bool:
         """True if the layer is one product for each pixel in its dtype, with a bias: a 1x1 kernel, no other dtype."""
-        return self.compute is None and self.weight.shape[1:3] == (1, 1)
+        return self.compute is None and "bias" in self and self.weight.shape[1:3] == (1, 1)
 
     def __call__(self, x: Array) -> Array:
         """Return [B h w in] -> [B h' w' out] in the layer's dtype, padded by half the kernel unless strided."""
@@ -151,7 +152,8 @@ class Conv2d(mlx.nn.Module):
             return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
         dtype = _conv_dtype(self, x)
         y = mx.conv2d(x.astype(dtype), self.weight.astype(dtype), stride=self.stride, padding=self.padding)
-        return seen("conv2d", self.path, _biased(self.dtype)(y, self.bias))
+        y = _biased(self.dtype)(y, self.bias) if "bias" in self else y.astype(self.dtype)
+        return seen("conv2d", self.path, y)
 
 
 @cache

@@ -15,6 +15,17 @@ def leaky_relu(x: Tensor, slope: float) -> Tensor:
     return F.leaky_relu(x, slope, inplace=in_place(x))
 
 
+def relu(x: Tensor) -> Tensor:
+    """Return x where it is positive, else 0. It is not read again."""
+    return F.relu(x, inplace=in_place(x))
+
+
+class ReLU(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x where it is positive, else 0. It is not read again."""
+        return relu(x)
+
+
 class PReLU(torch.nn.Module):
     path = ""
 

@@ -90,3 +90,23 @@ def window(x: Tensor, rows: slice, columns: slice) -> Tensor:
 def rows_joined(bands: list[Tensor]) -> Tensor:
     """Concatenate images below each other: [B C h_i w] -> [B C h w]."""
     return bands[0] if len(bands) == 1 else torch.cat(bands, dim=2)
+
+
+def frames_apart(x: Tensor, count: int) -> Tensor:
+    """Make the channels of each image those of `count` frames: [F count*C h w] -> [F*count C h w]."""
+    return x.reshape(x.shape[0] * count, -1, *x.shape[2:])
+
+
+def frames_joined(x: Tensor, count: int) -> Tensor:
+    """Make the channels of each `count` frames those of one image: [F*count C h w] -> [F count*C h w]."""
+    return x.reshape(x.shape[0] // count, -1, *x.shape[2:])
+
+
+def frames_before(x: Tensor) -> Tensor:
+    """Return the frame before each frame [F C h w], zeros before the first."""
+    return torch.cat((torch.zeros_like(x[:1]), x[:-1]))
+
+
+def last_frame(x: Tensor) -> Tensor:
+    """Return the last frame [1 C h w] of frames [F C h w]."""
+    return x[-1:]

@@ -25,7 +25,7 @@ from qwenimg.common.families.flux.checkpoint import (
 from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.load_options import LoadOptions
-from qwenimg.common.families.part_file import CLIP_L, KL_VAE, T5, ModelFile, PartFile
+from qwenimg.common.families.part_file import CLIP_L, KL_VAE, T5, ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.networks.denoisers import flux_names
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.parts import known_configs
@@ -154,11 +154,13 @@ FAMILY = Family(
         T5,
         CLIP_L,
         KL_VAE,
+        TinyVAEFile(names=("taef1",)),
     ),
     model_of=model_of,
     models={"": Flux},
     small_files=lambda checkpoint: known_configs.small_files(known_name(checkpoint)),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
+    tiny_vae=lambda checkpoint: "taef1",
     described=_described,
 )

@@ -11,7 +11,7 @@ from qwenimg.common.families.flux2.checkpoint import FITS, LAYOUTS, NETWORKS, OP
 from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.families.part_file import QWEN3, PartFile
+from qwenimg.common.families.part_file import QWEN3, PartFile, TinyVAEFile
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -86,11 +86,13 @@ FAMILY = Family(
         PartFile(option="transformer", title="FLUX.2's transformer", layouts=LAYOUTS["transformer"], variant=_variant),
         PartFile(option="vae", title="FLUX.2's VAE", layouts=LAYOUTS["vae"], use="-m MODEL --vae FILE"),
         QWEN3,
+        TinyVAEFile(names=("taef2",)),
     ),
     model_of=lambda transformer, options: model_of(transformer),
     models={"": Flux2},
     # an image is a reference, and the run starts from noise
     defaults=lambda checkpoint: Defaults(**_like(checkpoint).usual, strength=1.0, mask_strength=0.8),
+    tiny_vae=lambda checkpoint: "taef2",
     described=lambda folder: "FLUX.2 klein, text and reference images to image",
     small_files=lambda checkpoint: known_configs.small_files(_like(checkpoint).name),
 )

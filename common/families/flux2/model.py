@@ -17,7 +17,7 @@ from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.vaes.flux2_vae import PATCH
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import vae
+from qwenimg.common.parts import tiny_vae, vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
@@ -71,13 +71,17 @@ class Flux2(FlowModel):
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents, component = Residents(runtime), checkpoint["vae"]
-        halves = VAEHalves(
-            residents,
-            component,
-            component.config.block_out_channels[0],
-            vae.scaled(1.0, 0.0),  # the network has its statistics
-            patch=PATCH,
-            samples=False,
+        halves = (
+            vae.TinyHalves(residents, component)
+            if tiny_vae.is_tiny(component)
+            else VAEHalves(
+                residents,
+                component,
+                component.config.block_out_channels[0],
+                vae.scaled(1.0, 0.0),  # the network has its statistics
+                patch=PATCH,
+                samples=False,
+            )
         )
         super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, TEMPLATE), halves)
         self.channels = self.config.in_channels

@@ -10,7 +10,7 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import ControlFiles, Family
-from qwenimg.common.families.part_file import ModelFile, PartFile
+from qwenimg.common.families.part_file import ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.families.qwen_image import control_files, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import FITS, NETWORKS, OPENING, networks
 from qwenimg.common.families.qwen_image.describe_file import QwenPart, is_model
@@ -135,6 +135,7 @@ FAMILY = Family(
             fits=FITS,
         ),
         *(QwenPart(option=part) for part in NETWORKS),
+        TinyVAEFile(names=("taew2_1",)),
     ),
     models={
         "": QwenImage,
@@ -150,6 +151,7 @@ FAMILY = Family(
         published=control_files.published,
         names_lora=control_files.names_control,
     ),
+    tiny_vae=lambda checkpoint: "taew2_1",
     described=_described,
     model_of=lambda transformer, options: "qwen-image",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.part_file import CLIP_G, CLIP_L, KL_VAE, ModelFile, PartFile
+from qwenimg.common.families.part_file import CLIP_G, CLIP_L, KL_VAE, ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.families.part_file import T5 as T5_FILE
 from qwenimg.common.families.sd3.checkpoint import FITS, NETWORKS, OPENING
 from qwenimg.common.families.sd3.describe_file import LARGE_LAYERS, TURBO, is_model, model_of, reads, variant
@@ -106,10 +106,12 @@ FAMILY = Family(
         CLIP_L,
         CLIP_G,
         KL_VAE,
+        TinyVAEFile(names=("taesd3",)),
     ),
     model_of=lambda transformer, options: model_of(transformer),
     models={"": SD3},
     small_files=_small_files,
     defaults=_defaults,
+    tiny_vae=lambda checkpoint: "taesd3",
     described=_described,
 )

@@ -33,9 +33,9 @@ from qwenimg.common.parts.components import (
     read_config,
     with_given,
 )
-from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.texts.clip_files import open_text
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, Reports
 from qwenimg.common.sampling.discrete import DiffusionConfig, parse_diffusion
@@ -245,7 +245,7 @@ def with_parts(
 def _opened(checkpoint: Checkpoint, part: str, path: Path) -> tuple[str, Component]:
     """Open one of PARTS, and return its name in the model; a text encoder's name shows in its tensors."""
     if part == "vae":
-        return part, open_part(kl_vae_names.LAYOUTS, path, checkpoint[part].config, "vae")
+        return part, open_vae(kl_vae_names.LAYOUTS, path, checkpoint[part].config)
     if part != "transformer":
         return open_text(checkpoint, path)
     if is_folder(path):

@@ -10,7 +10,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import ControlFiles, Family, RefinerFiles
-from qwenimg.common.families.part_file import CLIP, PartFile
+from qwenimg.common.families.part_file import CLIP, PartFile, TinyVAEFile
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import control, lora_title
 from qwenimg.common.families.stable_diffusion import ip_adapter as adapters
@@ -149,6 +149,7 @@ FAMILY = Family(
             use="-m MODEL --vae FILE",
             is_in=is_vae,
         ),
+        TinyVAEFile(names=("taesd", "taesdxl")),
     ),
     models={"": StableDiffusion},
     lora_title=lora_title.title,
@@ -162,6 +163,7 @@ FAMILY = Family(
     ),
     embeddings=True,
     check=_check,
+    tiny_vae=lambda checkpoint: "taesdxl" if facts(checkpoint).sdxl else "taesd",
     described=_described,
     refiner=RefinerFiles(title=_REFINES, check=_check_refiner),
 )

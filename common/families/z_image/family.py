@@ -6,7 +6,7 @@ import re
 
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import ControlFiles, Family
-from qwenimg.common.families.part_file import KL_VAE, QWEN3, ModelFile, PartFile
+from qwenimg.common.families.part_file import KL_VAE, QWEN3, ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.families.z_image import control
 from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, OPENING, is_turbo, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
@@ -71,11 +71,13 @@ FAMILY = Family(
         ),
         QWEN3,
         KL_VAE,
+        TinyVAEFile(names=("taef1",)),
     ),
     model_of=lambda transformer, options: of_name(display_name(transformer)).name,
     models={"": ZImage},
     control=ControlFiles(open=control.open_control, networks=(zimage_control.NETWORK,), published=control.published),
     defaults=lambda checkpoint: Defaults(**(TURBO if is_turbo(checkpoint.scheduler) else BASE).usual),
+    tiny_vae=lambda checkpoint: "taef1",
     described=purpose,
     small_files=lambda checkpoint: known_configs.small_files(BASE.name, shift=checkpoint.scheduler.shift),
 )
