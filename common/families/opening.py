@@ -124,11 +124,11 @@ class Opening:
     variant: Callable[[Source], Any] = lambda source: None  # of a model, for the functions that need it first
     # The networks of one model, for a family whose models have different ones
     networks_of: Callable[[Source], Mapping[str, Network]] | None = None
+    # Starts of the names of text encoders in the file of a model with several
+    prefixes: Mapping[str, str] = field(default_factory=dict)
     seeing: Collection[Network] = ()  # text encoders whose vision tower may be in a file of its own
     # From a part and its configuration, the one that its files show
     config: Callable[[Source, str, Any], Any] = lambda source, part, config: config
-    # Of parts whose files no layouts describe
-    openers: Mapping[str, Callable[[Source, str, Network, Any], Component]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)  # by a part, another cure for a model without it
     # Checks the parts of one file, all of whose tensors are known
     check_file: Callable[[Source, Mapping[str, Component]], None] = lambda source, parts: None
@@ -186,13 +186,18 @@ class Opening:
         if name == "vae" and source.has_tiny_vae:
             return open_tiny(source.given[name], self.config(source, name, source.config(name, network)))
         place, config = source.place(name), self.config(source, name, source.config(name, network))
-        if name in self.openers:
-            return self.openers[name](source, name, network, config)
         if name not in self.layouts:
             return open_component(network, place, config, name, for_rewrite=source.options.for_rewrite)
         layouts, tower = replace(self.layouts[name], network=network), source.given.get(towers.SECOND)
-        beside = tower if network in self.seeing else None
-        return open_part(layouts, place, config, name, for_rewrite=source.options.for_rewrite, beside=beside)
+        return open_part(
+            layouts,
+            place,
+            config,
+            name,
+            inside=self.prefixes.get(name, "") if source.is_inside(name) else "",
+            for_rewrite=source.options.for_rewrite,
+            beside=tower if network in self.seeing else None,
+        )
 
 
 def check_there(source: Source, names: Iterable[str]) -> None:
@@ -212,18 +217,12 @@ def lacks(path: Path, names: Collection[str], note: str = "") -> ModelError:
     return bad(path, f"lacks {', '.join(names)}: add {options}{note}, or give a file or folder of the whole model")
 
 
-def check_tensors(
-    source: Source,
-    parts: Mapping[str, Component],
-    title: str,
-    prefixes: Mapping[str, str],
-    spare: Collection[str] = (),
-) -> None:
+def check_tensors(source: Source, parts: Mapping[str, Component], title: str, spare: Collection[str] = ()) -> None:
     """Check that each tensor in the file of a model belongs to one of its parts, used or not, or starts with one of
-    `spare`. title: of the models; prefixes: of the text encoders. Raises ModelError."""
+    `spare`. title: of the models. Raises ModelError."""
     header, rows = peek(source.path), source.rows
     naming = rows.layouts["transformer"].find(header.tensors)
-    texts = {name: (prefix,) for name, prefix in prefixes.items()}
+    texts = {name: (prefix,) for name, prefix in rows.prefixes.items()}
     starts = {"transformer": (naming.prefix,) if naming and naming.prefix else (), "vae": VAES, **texts}
     own = {name: part for name, part in parts.items() if name not in source.given}
     others = [start for name in rows.inside(header) if name not in own for start in starts[name]]

@@ -1,5 +1,5 @@
-"""CLIP and T5 as parts of a model, for the rows of `Opening`: in its folder or file, or given in others, whose tensors
-show which text encoder each is."""
+"""CLIP and T5 as parts of a model, for the rows of `Opening`: those that are given show by their tensors which text
+encoders they are."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Any
 
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.families.opening import CONFIG, Given, Source
-from qwenimg.common.networks.encoders import clip_names, t5_names
-from qwenimg.common.networks.encoders.t5 import T5Config
-from qwenimg.common.networks.layout import Layouts
-from qwenimg.common.networks.network import Network
-from qwenimg.common.parts.components import given_twice, open_component
-from qwenimg.common.parts.open_file import is_in, open_part
-from qwenimg.common.parts.texts.clip_files import Text, of_type
+from qwenimg.common.networks.encoders import t5_names
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.parts.components import given_twice
+from qwenimg.common.parts.open_file import is_in
+from qwenimg.common.parts.texts.clip_files import of_type
 from qwenimg.common.request.parts import LEFT_OUT
-from qwenimg.common.runtime.checkpoint import Component
 
 
 def named_by_tensors(source: Source, t5_name: str, clip_of: Callable[[Source, Path], str]) -> Given:
@@ -35,23 +32,7 @@ def named_by_tensors(source: Source, t5_name: str, clip_of: Callable[[Source, Pa
     return places
 
 
-def open_t5(source: Source, name: str, network: Network, config: Any, prefix: str) -> Component:
-    """Open T5. prefix: of its names in the file of a whole model."""
-    return _opened(source, name, network, config, t5_names.LAYOUTS, T5Config(), prefix)
-
-
-def open_clip(source: Source, name: str, network: Network, config: Any, text: Text) -> Component:
-    """Open a CLIP. text: how it is in the file of a whole model."""
-    is_known = not source.is_inside(name) and is_file(source.path / name / CONFIG)
-    like = config if is_known else of_type(text.like)
-    return _opened(source, name, network, config, clip_names.LAYOUTS, like, text.prefix)
-
-
-def _opened(
-    source: Source, name: str, network: Network, config: Any, layouts: Layouts, like: Any, prefix: str
-) -> Component:
-    place, for_rewrite = source.place(name), source.options.for_rewrite
-    if is_folder(place):
-        return open_component(network, place, config, name, for_rewrite=for_rewrite)
-    inside = prefix if source.is_inside(name) else ""
-    return open_part(layouts, place, like, name, inside=inside, for_rewrite=for_rewrite)
+def config(source: Source, part: str, config: Any) -> Any:
+    """Return the configuration of a part; the sizes of a CLIP that has none are those of its file."""
+    is_known = not isinstance(config, CLIPConfig) or is_file(source.path / part / CONFIG)
+    return config if is_known or is_folder(source.place(part)) else of_type(config)

@@ -13,21 +13,20 @@ from qwenimg.common.base.safe_files import absolute, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import text_parts, tokenizers
 from qwenimg.common.families.fits import Fit
-from qwenimg.common.families.flux import mflux, single_file, variants
-from qwenimg.common.families.flux.single_file import PREFIXES
+from qwenimg.common.families.flux import mflux, variants
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.opening import CONFIG, INDEX, SCHEDULER, Opening, Source, check_tensors
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.denoisers.flux_names import LAYOUTS
-from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders import clip, clip_names, t5, t5_names
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
-from qwenimg.common.parts import known_configs
+from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.parts.open_file import stored_shape
-from qwenimg.common.parts.texts.clip_files import Text
 from qwenimg.common.prompts.clip import EOS_PAD
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -37,6 +36,8 @@ REFUSED = {
     "FluxControl": "is a Flux.1 model for control images: not supported",
     "FluxPrior": "is Flux.1 Redux: not supported",
 }
+PREFIXES = {CLIP: "text_encoders.clip_l.transformer.", T5: "text_encoders.t5xxl.transformer."}
+"""Of the text encoders in the file of a whole model, as ComfyUI has it."""
 NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
 
 
@@ -69,6 +70,11 @@ FITS = (
         ],
     ),
 )
+
+
+def parts_of(header: Header) -> list[str]:
+    """Return the parts in a file that has FLUX.1's transformer, in its authors' names; none of another file."""
+    return merged_file.named_parts(header, LAYOUTS, PREFIXES)
 
 
 def model_of(transformer: Path, options: LoadOptions) -> str:
@@ -137,7 +143,9 @@ def known_name(checkpoint: Checkpoint) -> str:
 def _config(source: Source, part: str, config: Any) -> Any:
     """Return the configuration of a part, of a transformer without one that the model's own tensors show."""
     is_own = not source.in_one_file and part == "transformer" and part not in source.given
-    return FluxConfig(**mflux.sizes(source.path)) if is_own and not is_file(source.path / part / CONFIG) else config
+    if is_own and not is_file(source.path / part / CONFIG):
+        return FluxConfig(**mflux.sizes(source.path))
+    return text_parts.config(source, part, config)
 
 
 def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
@@ -154,22 +162,21 @@ def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
-_CLIP = Text(component=CLIP, prefix=PREFIXES[CLIP], like=clip.VIT_L)
 OPENING = Opening(
     networks=NETWORKS,
-    layouts={"transformer": LAYOUTS, "vae": kl_vae_names.LAYOUTS},
+    layouts={
+        "transformer": LAYOUTS,
+        CLIP: clip_names.LAYOUTS,
+        T5: t5_names.LAYOUTS,
+        "vae": kl_vae_names.LAYOUTS,
+    },
     model=lambda source: f"flux-{SCHNELL}",  # of a model without guidance
     tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, {CLIP: EOS_PAD}),
     given=lambda source: text_parts.named_by_tensors(source, T5, lambda source, path: CLIP),
-    inside=single_file.parts_of,
+    inside=parts_of,
+    prefixes=PREFIXES,
     config=_config,
-    openers={
-        CLIP: lambda source, name, network, config: text_parts.open_clip(source, name, network, config, _CLIP),
-        T5: lambda source, name, network, config: text_parts.open_t5(source, name, network, config, PREFIXES[T5]),
-    },
     # the projection is published with CLIP; the pooled text is not projected
-    check_file=lambda source, parts: check_tensors(
-        source, parts, "FLUX.1", PREFIXES, [f"{PREFIXES[CLIP]}text_projection."]
-    ),
+    check_file=lambda source, parts: check_tensors(source, parts, "FLUX.1", [f"{PREFIXES[CLIP]}text_projection."]),
     complete=_complete,
 )

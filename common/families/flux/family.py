@@ -12,7 +12,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux import mflux, single_file, variants
+from qwenimg.common.families.flux import mflux, variants
 from qwenimg.common.families.flux.checkpoint import (
     FITS,
     NETWORKS,
@@ -21,6 +21,7 @@ from qwenimg.common.families.flux.checkpoint import (
     is_schnell,
     known_name,
     model_of,
+    parts_of,
 )
 from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
@@ -139,7 +140,7 @@ FAMILY = Family(
         ModelFile(
             title="Flux.1",
             parts=(*NETWORKS,),
-            is_in=single_file.is_model,
+            is_in=lambda header: len(parts_of(header)) > 1,
             open=OPENING.open_inside,
             variant=lambda path, parts: _variant(path, parts["transformer"].config),
             fits=FITS,

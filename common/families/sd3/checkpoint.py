@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
@@ -13,18 +12,19 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families import text_parts, tokenizers
 from qwenimg.common.families.fits import Configs, Fit
 from qwenimg.common.families.opening import CONFIG, Opening, Source, check_tensors
-from qwenimg.common.families.sd3.single_file import CLIPS, PREFIXES, T5_PREFIX, parts_of
 from qwenimg.common.families.sd3.texts import PADS, T5
 from qwenimg.common.formats.headers import peek
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import sd3_dit, sd3_names
-from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders import clip, clip_names, t5, t5_names
 from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
+from qwenimg.common.parts import merged_file
 from qwenimg.common.parts.components import find_config
 from qwenimg.common.parts.texts import clip_files
 from qwenimg.common.request.parts import LEFT_OUT
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Checkpoint
 
 NETWORKS: Mapping[str, Network] = {
     "transformer": sd3_dit.NETWORK,
@@ -35,8 +35,22 @@ NETWORKS: Mapping[str, Network] = {
 }
 
 
+_CLIPS = ("text_encoder", "text_encoder_2")
+PREFIXES = {
+    "text_encoder": "text_encoders.clip_l.transformer.",
+    "text_encoder_2": "text_encoders.clip_g.transformer.",
+    T5: "text_encoders.t5xxl.transformer.",
+}
+"""Of the text encoders in the file of a whole model."""
+
+
+def parts_of(header: Header) -> list[str]:
+    """Return the parts in a file that has a transformer in its authors' names; none of another file."""
+    return merged_file.named_parts(header, sd3_names.LAYOUTS, PREFIXES)
+
+
 def _clips(configs: Configs) -> list[CLIPConfig]:
-    return [configs[name] for name in ("text_encoder", "text_encoder_2")]
+    return [configs[name] for name in _CLIPS]
 
 
 FITS = (
@@ -79,43 +93,42 @@ def _networks(source: Source) -> dict[str, Network]:
 
 def _clip_name(source: Source, path: Path) -> str:
     """Return the name of the CLIP in a folder or file, which its width shows. Raise ModelError."""
-    return clip_files.name_of(path, {name: _own_clip(source, name) for name in CLIPS}, source.path)
+    return clip_files.name_of(path, {name: _width(source, name) for name in _CLIPS}, source.path)
 
 
-def _own_clip(source: Source, name: str) -> CLIPConfig:
-    """Return the configuration of a CLIP of the model, of an absent one the published one. Raise ModelError."""
-    if source.in_one_file and (text := CLIPS[name].within((header := peek(source.path)).tensors)):
-        return text.config(header)
+def _width(source: Source, name: str) -> int:
+    """Return the width of a CLIP of the model; of an absent one, the published width. Raise ModelError."""
+    if source.in_one_file and name in parts_of(peek(source.path)):
+        return clip_files.width_in(source.path, PREFIXES[name])
     published = partial(source.published, name, clip.NETWORK)
     config: CLIPConfig = find_config(clip.NETWORK, [source.path / name], published)
-    return config
+    return config.hidden_size
 
 
 def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
     """Return the model. Raise ModelError for CLIPs that are not those of SD 3."""
-    if any(checkpoint[name].config.projection_dim is None for name in CLIPS):
+    if any(checkpoint[name].config.projection_dim is None for name in _CLIPS):
         shown = clean(source.path)
         raise ModelError(f"{shown}: a text encoder has no projection; SD 3 takes CLIPTextModelWithProjection")
     return checkpoint
 
 
-def _open_clip(source: Source, name: str, network: Network, config: Any) -> Component:
-    return text_parts.open_clip(source, name, network, config, CLIPS[name])
-
-
 OPENING = Opening(
     networks=NETWORKS,
-    layouts={"transformer": sd3_names.LAYOUTS, "vae": kl_vae_names.LAYOUTS},
+    layouts={
+        "transformer": sd3_names.LAYOUTS,
+        **dict.fromkeys(_CLIPS, clip_names.LAYOUTS),
+        T5: t5_names.LAYOUTS,
+        "vae": kl_vae_names.LAYOUTS,
+    },
     model=lambda source: "sd3-medium",
     tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, PADS),
     given=lambda source: text_parts.named_by_tensors(source, T5, _clip_name),
     inside=parts_of,
     networks_of=_networks,
-    openers={
-        **dict.fromkeys(CLIPS, _open_clip),
-        T5: lambda source, name, network, config: text_parts.open_t5(source, name, network, config, T5_PREFIX),
-    },
+    prefixes=PREFIXES,
+    config=text_parts.config,
     notes={T5: " (or --text-encoder none, to draw without T5)"},
-    check_file=lambda source, parts: check_tensors(source, parts, "Stable Diffusion 3", PREFIXES),
+    check_file=lambda source, parts: check_tensors(source, parts, "Stable Diffusion 3"),
     complete=_complete,
 )

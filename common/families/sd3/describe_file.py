@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.hf_cache import display_name
-from qwenimg.common.families.sd3 import single_file
+from qwenimg.common.families.sd3.checkpoint import parts_of
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
@@ -20,12 +20,12 @@ _BLOCK = re.compile(r"(?:joint|transformer)_blocks\.(\d{1,4})\.")
 
 def reads(header: Header) -> bool:
     """Return whether a file with this header has a transformer with its authors' names."""
-    return bool(single_file.parts_of(header))
+    return bool(parts_of(header))
 
 
 def is_model(header: Header) -> bool:
     """Return whether a file with this header has the VAE beside a transformer with its authors' names."""
-    return "vae" in single_file.parts_of(header)
+    return "vae" in parts_of(header)
 
 
 def model_of(transformer: Path) -> str:

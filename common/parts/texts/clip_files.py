@@ -44,12 +44,6 @@ class Text:
             return replace(self, prefix=self.converted)
         return self if any(name.startswith(self.prefix) for name in names) else None
 
-    def config(self, header: Header) -> CLIPConfig:
-        """Return its configuration in the open file. Raises ModelError."""
-        like, naming = of_type(self.like), find(header, LAYOUTS, self.component, self.prefix)
-        config: CLIPConfig = LAYOUTS.config(LAYOUTS.shapes(header, naming, like), like)
-        return config
-
     def open(self, header: Header, *, for_rewrite: bool = False) -> Component:
         """Open it in the open file, which the caller closes. Raises ModelError."""
         naming = find(header, LAYOUTS, self.component, self.prefix)
@@ -85,26 +79,25 @@ def of_type(config: CLIPConfig) -> CLIPConfig:
 def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
     """Open the text encoder in the folder or file `path`. Return its name in the model, and itself. Raises
     ModelError."""
-    name = name_of(path, {name: part.config for name, part in checkpoint.texts.items()}, checkpoint.source)
+    name = name_of(path, {name: part.config.hidden_size for name, part in checkpoint.texts.items()}, checkpoint.source)
     like = checkpoint[name].config
     return name, open_part(LAYOUTS, path, of_type(like) if is_absent(checkpoint[name]) else like, name)
 
 
-def name_of(path: Path, configs: Mapping[str, CLIPConfig], source: Path) -> str:
-    """Return the name of the text encoder in the folder or file `path`: the one of its width among `configs`, those of
-    the model in `source`. Raises ModelError."""
-    if is_folder(path):
-        return _slot(configs, read_config(clip.NETWORK, path).hidden_size, path, source)
+def width_in(path: Path, prefix: str = "") -> int:
+    """Return the width of the text encoder in a file, of that whose names start with `prefix`. Raises ModelError."""
     header = peek(path)
-    return _slot(configs, _width(header.tensors, find(header, LAYOUTS, "text encoder").prefix), path, source)
+    return _width(header.tensors, find(header, LAYOUTS, "text encoder", prefix).prefix)
 
 
-def _slot(configs: Mapping[str, CLIPConfig], width: int, path: Path, source: Path) -> str:
-    name = next((name for name, config in configs.items() if config.hidden_size == width), None)
+def name_of(path: Path, widths: Mapping[str, int], source: Path) -> str:
+    """Return the name of the text encoder in the folder or file `path`, by the `widths` of those of the model in
+    `source`. Raises ModelError."""
+    width = read_config(clip.NETWORK, path).hidden_size if is_folder(path) else width_in(path)
+    name = next((name for name, own in widths.items() if own == width), None)
     if name is None:
-        widths = " and ".join(str(config.hidden_size) for config in configs.values())
-        title = WIDTHS.get(width, f"a text encoder of width {width}")
+        known, title = " and ".join(map(str, widths.values())), WIDTHS.get(width, f"a text encoder of width {width}")
         raise ModelError(
-            f"{clean(path, 120)}: is {title}; {clean(source.name, 60)} takes width {widths} ({width} found)"
+            f"{clean(path, 120)}: is {title}; {clean(source.name, 60)} takes width {known} ({width} found)"
         )
     return name
