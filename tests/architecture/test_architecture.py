@@ -35,6 +35,7 @@ ALLOWED_FRAMEWORKS = {
     ("common/formats/tensor_pickle.py", ": torch"): "the name of a module in pickles",
     ("common/conversion/convert.py", "_metadata: mlx"): "the name of a layout in a file's metadata",
     ("common/networks/denoisers/zimage_names.py", ": MLX_z-image's names"): "the name of a program that writes files",
+    ("common/networks/encoders/language_names.py", ": mlx-vlm's names"): "the name of a program that writes files",
 }
 Checker = Callable[[str], list[str]]
 Exceptions = dict[tuple[str, str], str]
