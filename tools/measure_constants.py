@@ -48,6 +48,7 @@ from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, constants, inputs, record
 from qwenimg.common.parity.parity import STORED
 from qwenimg.common.parity.passport.passport import Figure
+from qwenimg.common.request.control_text import Control
 
 ASKED: dict[str, Any] = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
@@ -162,7 +163,7 @@ def of_model(
 ) -> Iterator[tuple[str, str, float]]:
     pipe, other = (qwenimg.load(place, backend, policy) for backend in recording)
     picture = np.random.default_rng(2).integers(0, 256, (asked["height"], asked["width"], 3), np.uint8)
-    asked = {**asked, **({"control": [(net, picture) for net in controls]} if controls else {})}
+    asked = {**asked, **({"control": [_control(net, picture) for net in controls]} if controls else {})}
     exact = {pipe.engine.name: pipe.engine, other.engine.name: other.engine}["cpu"]
     passport = record.record(pipe, asked, exact=exact, notify=lambda text: None)
     theirs = list(check.blocks(passport, other, networks=controls))
@@ -179,6 +180,11 @@ def of_model(
             yield kind, judged.dtype, max(own(figure, known) for figure in both) / of
     pipe.close()
     other.close()
+
+
+def _control(net: str, picture: np.ndarray) -> Control:
+    """The control of a run by the network `net`: a Union's has a kind."""
+    return Control(net, "picture", "depth" * net.endswith("union"), picture=picture)
 
 
 def own(figure: Figure, known: float) -> float:

@@ -35,7 +35,8 @@ _NAMES = {
 
 def is_lora(header: Header) -> bool:
     """Return whether a file with this header is a LoRA."""
-    return any(_LORA_KEY.fullmatch(key) for key in header.tensors)
+    is_control = "lora_controlnet" in header.tensors  # a Control-LoRA, whose matrices have factors too
+    return not is_control and any(_LORA_KEY.fullmatch(key) for key in header.tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

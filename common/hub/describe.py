@@ -10,7 +10,7 @@ from typing import Any
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, registry, repository
@@ -21,7 +21,7 @@ from qwenimg.common.families.part_file import tiny_vae_description
 from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import open_header
+from qwenimg.common.formats.headers import open_weights
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub import other_files
 from qwenimg.common.hub.describe_lora import Layers, describe_lora
@@ -243,6 +243,8 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
         if is_file(path) and is_lora(headers[0]):
             return describe_lora(path, layers_of_known())
         kind = registry.identify(headers[0])
+        if kind is None and headers[0].format == "PyTorch":
+            raise bad(path, "is a PyTorch file of none of the networks here")  # others are named by their first bytes
         for family in registry.FAMILIES if is_file(path) else ():
             if description := family.describe(headers[0], prediction):
                 if kind is not None and len(kind.families) > 1:
@@ -308,7 +310,7 @@ def _opened(files: Iterable[Path]) -> Iterator[list[Header]]:
     with ExitStack() as stack:
         headers = []
         for path in files:
-            headers.append(open_header(path))
+            headers.append(open_weights(path))
             stack.callback(headers[-1].file.close)
         yield headers
 

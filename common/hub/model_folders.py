@@ -33,7 +33,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("text_encoders", "clip"),
     "vae": ("vae", "vae_approx"),
     "lora": ("loras",),
-    "control": ("controlnet", "model_patches", "ipadapter"),
+    "control": ("controlnet", "t2i_adapter", "model_patches", "ipadapter"),
     "ip_encoder": ("clip_vision",),
     "embedding": ("embeddings",),
     "upscaler": ("upscale_models",),
@@ -57,7 +57,7 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("clip_embed",),
     "vae": ("vae",),
     "lora": ("lora",),
-    "control": ("controlnet", "ip_adapter"),
+    "control": ("controlnet", "control_lora", "t2i_adapter", "ip_adapter"),
     "ip_encoder": ("clip_vision",),
     "embedding": ("embedding",),
     "upscaler": ("spandrel_image_to_image",),
@@ -71,7 +71,7 @@ _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
 UPSCALERS = (".safetensors", ".pth", ".pt")
 """The ends of names of files of upscalers and of tiny VAEs."""
-CONTROLS = (*SUFFIXES, ".bin")
+CONTROLS = (*SUFFIXES, ".pth", ".pt", ".bin")
 """The ends of names of control networks' files, and of IP-Adapters'."""
 ENDS: Mapping[str, tuple[str, ...]] = {"upscaler": UPSCALERS, "embedding": EMBEDDINGS, "control": CONTROLS}
 """The ends of names of files, where they are others than SUFFIXES."""

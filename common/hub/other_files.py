@@ -26,7 +26,7 @@ MAX_JSON = 5 << 20  # bytes of a file whose JSON is looked at
 MAX_FILES = 1000  # of a folder, that are looked at
 _SAFE = (
     "take the safetensors file of the same model, or convert this one (docs/trouble.md): of PyTorch's files only "
-    "upscalers, embeddings and IP-Adapters are read"
+    "upscalers, embeddings, control networks and IP-Adapters are read"
 )
 
 # The sign in one tensor's name that none of our models has; the kind; the word of its feature, or what to do

@@ -28,6 +28,7 @@ from qwenimg.common.jobs.job import Inputs, Job
 from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.pictures import latents, layer_files
 from qwenimg.common.request import embedding_text, outpaint_text
+from qwenimg.common.request.control_text import PREPROCESSORS
 from qwenimg.common.request.recipe import XMP, png_text
 from qwenimg.common.request.request import OPTIONS
 
@@ -300,12 +301,13 @@ def _encoded(
 
 
 def control_outputs(job: Job) -> list[Path | None]:
-    """Return the path of each control's preprocessed picture, such as `a.canny.png` for `a.png`; None without a
-    preprocessor."""
+    """Return the path of each control's preprocessed picture, such as `a.canny.png` for `a.png`; None for a picture as
+    it is."""
     assert job.path is not None
     paths: list[Path | None] = []
     for control in job.get("control") or ():
         ends = (f".{control.preprocessor}{f'-{i}' * (i > 1)}.png" for i in range(1, len(paths) + 2))
         names = (job.path.with_suffix(end) for end in ends)
-        paths.append(next(name for name in names if name not in paths) if control.preprocessor else None)
+        made = control.preprocessor in PREPROCESSORS
+        paths.append(next(name for name in names if name not in paths) if made else None)
     return paths

@@ -15,6 +15,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats import gguf
+from qwenimg.common.formats.headers import open_header, open_weights
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights import comfy
@@ -96,6 +97,7 @@ class Layouts:
 
     network: Network
     title: str  # of the models, for messages
+    pth: bool = False  # whether files that `torch.save` wrote are read too, without running their pickle
     expected: str = ""  # of the message on a file without the network; "": the title and the rows' names
     rows: tuple[Layout, ...]  # a file has the first whose signs it has
     # The configuration for stored shapes; fields that no shape shows are those of another configuration
@@ -141,6 +143,16 @@ class Layouts:
         if naming is None or (naming.layout.is_named and not gguf.architecture(header)):
             return None
         return naming if gguf.may_be(header, self.network.architectures) else None
+
+    def opened(self, path: Path) -> Header:
+        """Open the file `path`. Raises ModelError. The caller closes `Header.file`."""
+        return open_weights(path) if self.pth else open_header(path)
+
+    def peek(self, path: Path) -> Header:
+        """Return the header of the file `path`, which is closed again. Raises ModelError."""
+        header = self.opened(path)
+        header.file.close()
+        return header
 
     def similar_model(self, names: Collection[str]) -> str | None:
         """Return the title of the similar model in a file with these `names`, or None."""

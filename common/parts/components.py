@@ -40,13 +40,18 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
     return parse(network.config, fields, source=path, ignored=network.ignored)
 
 
-def find_config(network: Network, folders: Sequence[Path], published: Callable[[], Any] | None = None) -> Any:
+def find_config(
+    network: Network,
+    folders: Sequence[Path],
+    published: Callable[[], Any] | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> Any:
     """Return the configuration of `network` in the first of `folders` that has one, else the `published` one. Where
-    that is None too, it has to be in the last of them. Raises ModelError."""
+    that is None too, it has to be in the last of them. `refused` as for `read_config`. Raises ModelError."""
     source = next((folder for folder in folders if is_file(folder / "config.json")), None)
     if source is None and published is not None:
         return published()
-    return read_config(network, source or folders[-1])
+    return read_config(network, source or folders[-1], refused)
 
 
 def _check_quantization(path: Path, data: Mapping[str, object]) -> None:

@@ -22,9 +22,11 @@ class ControlNet:
     mask: Literal["none", "optional", "needed"] = "none"  # whether it takes a mask of its picture
     # Whether the mask is not of its picture and of a second one, which it sees too: the picture to start from
     fills: bool = False
-    # What it sees of its picture: latents, or pixels from 0 to 1 with their channels in this order
-    picture: Literal["latents", "rgb", "bgr"] = "latents"
+    # What it sees of its picture: latents, or pixels from 0 to 1 with their channels in this order, or in grey
+    picture: Literal["latents", "rgb", "bgr", "grey"] = "latents"
+    multiple: int = 1  # of pixels, that the sides of its picture are
     samples: bool = False  # whether the picture becomes a sample of its latents; else it becomes their mean
+    kinds: tuple[str, ...] = ()  # of pictures, of a network for several, which needs one with each
     prompt: ClassVar[str] = ""  # it expects no start of its prompts
 
     @property
@@ -50,7 +52,9 @@ class ControlLora:
     mask: ClassVar[Literal["none"]] = "none"
     fills: ClassVar[bool] = False
     picture: ClassVar[Literal["latents"]] = "latents"
+    multiple: ClassVar[int] = 1
     samples: ClassVar[bool] = False
+    kinds: ClassVar[tuple[str, ...]] = ()
 
     @property
     def files(self) -> Iterable[OpenFile]:
@@ -81,6 +85,7 @@ class IPAdapter:
     named: Mapping[str, tuple[str, ...]]  # the blocks of the UNet by the names of what they lead
     mask: ClassVar[Literal["none"]] = "none"
     picture: ClassVar[Literal["whole"]] = "whole"
+    kinds: ClassVar[tuple[str, ...]] = ()
     fills: ClassVar[bool] = False
     samples: ClassVar[bool] = False
     prompt: ClassVar[str] = ""

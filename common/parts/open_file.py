@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import open_header, peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.layout import Layouts, Naming, stored_manifest
 from qwenimg.common.parts.components import component, find_config, open_component
@@ -34,18 +33,19 @@ def open_part(
     inside: str = "",
     for_rewrite: bool = False,
     beside: Path | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Component:
     """Open a network in a folder, or in a file alone or with other parts, in one of its `layouts`; shards only in names
     that its `rename` maps. `like`: the configuration for what no tensor of a file shows, and of a folder without one;
     part: its name in messages; inside: the start of its names in the file of a model with several such networks;
-    beside: the file of its vision tower. Raises ModelError."""
+    beside: the file of its vision tower; `refused` as for `read_config`. Raises ModelError."""
     network, (only, *others) = layouts.network, find_files(path).files
     if is_folder(path):
-        if others or layouts.find_placed(peek(only).tensors) is None:
-            config = find_config(network, [path], lambda: like)
+        if others or layouts.find_placed(layouts.peek(only).tensors) is None:
+            config = find_config(network, [path], lambda: like, refused)
             return open_component(network, path, config, part, for_rewrite=for_rewrite, beside=beside)
         path = only
-    header = open_header(path)
+    header = layouts.opened(path)
     with closed_on_error(header.file):
         naming = find(header, layouts, part, inside)
         if naming.layout.place is not None or inside:
@@ -79,7 +79,7 @@ def is_in(layouts: Layouts, path: Path) -> bool:
     if is_folder(path):
         config = path / "config.json"
         return is_file(config) and read_json(config).get(layouts.network.key) == layouts.network.kind
-    return layouts.find_alone(peek(path).tensors) is not None
+    return layouts.find_alone(layouts.peek(path).tensors) is not None
 
 
 def find(header: Header, layouts: Layouts, part: str, inside: str = "") -> Naming:
@@ -131,7 +131,7 @@ def open_named(
 def stored_shape(layouts: Layouts, path: Path, name: str) -> tuple[int, ...] | None:
     """Return the shape of a parameter in a folder or file; None if it is not there. Raises ModelError."""
     for file in find_files(path).files:
-        tensors = peek(file).tensors
+        tensors = layouts.peek(file).tensors
         naming = layouts.find(tensors)
         key = name if naming is None else layouts.places(naming, [name], layouts.network.config())[name].key
         if key in tensors:

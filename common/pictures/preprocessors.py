@@ -11,6 +11,7 @@ from qwenimg.common.pictures import canny
 from qwenimg.common.pictures.pixels import Uint8
 
 DARK = 127  # of 255: a pixel with a channel below is a line of a drawing
+SQUARE = 64  # pixels: the side of a square of the palette, as in the adapters' own program
 BLUR = 9  # pixels: the deviation of the blur, as in AUTOMATIC1111's extension
 
 
@@ -35,11 +36,20 @@ def blur(picture: Uint8) -> Uint8:
     return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(BLUR)))
 
 
+def palette(picture: Uint8) -> Uint8:
+    """Return a picture [H, W, 3] as squares of one colour, 64 pixels wide: its colours, without its shapes."""
+    height, width = picture.shape[:2]
+    squares = (max(1, round(width / SQUARE)), max(1, round(height / SQUARE)))
+    small = Image.fromarray(picture).resize(squares, Image.Resampling.BICUBIC)
+    return np.asarray(small.resize((width, height), Image.Resampling.NEAREST))
+
+
 PREPROCESSORS: Mapping[str, Callable[[Uint8], Uint8]] = {
     "canny": canny.edges,
     "scribble": scribble,
     "invert": invert,
     "grey": grey,
     "blur": blur,
+    "colour": palette,
 }
 """By the names before `@` in `--control`."""

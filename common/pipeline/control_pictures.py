@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.parts.control_net import IPAdapter
 from qwenimg.common.pictures import patches, pixels, preprocessors
 from qwenimg.common.pictures.pixels import Uint8
+from qwenimg.common.pipeline.controls import mask_of
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request.control_text import Control
@@ -52,15 +54,17 @@ def _seen(
     if isinstance(net, IPAdapter) and control.whole:
         assert net.encoder is not None
         return patches.centre_square(picture, net.encoder.config.image_size).transpose(2, 0, 1)[None]
-    width, height = sizes.render_size(request.width, request.height, model.multiple)
+    multiple = model.multiple if isinstance(net, IPAdapter) else math.lcm(model.multiple, net.multiple)
+    width, height = sizes.render_size(request.width, request.height, multiple)
     extended = pixels.extend(picture, width, height)
     if isinstance(net, IPAdapter):
         return (preprocessors.grey(extended)[None, None, :, :, 0] >= pixels.HALF).astype(np.float32)
-    masked = net.mask != "none" and request.mask is not None
+    masked = mask_of(net, control) != "none" and request.mask is not None
     inside = hole(request, width, height) if masked else np.zeros((height, width), np.bool_)
     if net.picture != "latents":
-        values = pixels.zero_to_one(extended[..., ::-1] if net.picture == "bgr" else extended)
-        return np.where(inside, np.float32(-1), values)
+        ordered = extended[..., ::-1] if net.picture == "bgr" else extended
+        values = pixels.zero_to_one(preprocessors.grey(extended)[..., :1] if net.picture == "grey" else ordered)
+        return np.where(inside, np.float32(0 if net.kinds else -1), values)
     shown = pixels.from_uint8(extended) if net.fills else np.where(inside, np.float32(-1), pixels.from_uint8(extended))
     encoded = model.vae.latents(shown, generator.normal if net.samples else None)
     if net.mask == "none":

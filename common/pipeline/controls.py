@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path, PurePath
+from typing import Literal
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.hf_cache import REPO
@@ -24,6 +25,7 @@ from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.request import Request
 
 KEPT = 2 * control_text.MOST  # networks and LoRAs
+INPAINT = "inpaint"  # the kind of a picture that is painted within a mask
 OpenNet = Callable[[Path], Controller]
 
 
@@ -95,12 +97,13 @@ class Controls:
         _check_loras([one for one in request.controls if isinstance(nets[one.network], ControlLora)])
         for one in request.controls:
             net = nets[one.network]
-            if net.mask == "needed" and request.mask is None:
+            check_kind(net, one)
+            if mask_of(net, one) == "needed" and request.mask is None:
                 raise UsageError(f"--control {clean(one.network, 60)} paints within a mask: give it with --mask")
             if net.fills and request.mask is not None and request.image is None:
                 shown = clean(one.network, 60)
                 raise UsageError(f"--control {shown} sees the picture to paint in beside its own: give it with -i too")
-        masked = any(net.mask != "none" for net in nets.values())
+        masked = any(mask_of(nets[one.network], one) != "none" for one in request.controls)
         if request.mask is not None and request.image is None and not masked:
             raise UsageError(
                 "a mask needs the image that it belongs to: give it with -i, or to an inpainting ControlNet"
@@ -170,6 +173,22 @@ class Controls:
         unique = next(each for i in count(1) if (each := _numbered(plain, i)) not in self._taken)
         self._taken.add(unique)
         return replace(net, name=unique)
+
+
+def mask_of(net: Controller, control: Control) -> Literal["none", "optional", "needed"]:
+    """Return whether a control by `net` takes a mask of its picture."""
+    return "needed" if net.kinds and control.kind == INPAINT else net.mask
+
+
+def check_kind(net: Controller, control: Control) -> None:
+    """Raise UsageError for a control whose kind of picture its network does not know, or that lacks one."""
+    told = f"--control {clean(control.network, 60)}"
+    if net.kinds and control.kind not in net.kinds:
+        what = f"{control.preprocessor}@ is none" if control.preprocessor else "its picture has none"
+        raise UsageError(f"{told} needs a kind of picture, and {what}: write KIND@PICTURE, of {', '.join(net.kinds)}")
+    if not net.kinds and control.preprocessor in control_text.KINDS:
+        kind = control.preprocessor
+        raise UsageError(f"{told} is for pictures of one kind: make that of {kind} elsewhere, and leave out {kind}@")
 
 
 def _check_loras(controls: Sequence[Control]) -> None:

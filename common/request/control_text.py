@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 MOST = 8
 MAX_SCALE = 10.0
-PREPROCESSORS = ("canny", "scribble", "invert", "grey", "blur")  # `pictures/preprocessors.py`
+PREPROCESSORS = ("canny", "scribble", "invert", "grey", "blur", "colour")  # `pictures/preprocessors.py`
 ROLES = ("also", "mask")
 """What a picture is to the last one of an IP-Adapter: a further picture, or the part of the image where that counts."""
+KINDS = ("openpose", "depth", "softedge", "lineart", "normal", "segment", "tile", "inpaint")
+"""The kinds of pictures that were made elsewhere, for networks of several kinds."""
+# The kinds of the pictures that preprocessors make
+_MADE = {"canny": "lineart", "scribble": "softedge", "invert": "lineart", "blur": "tile"}
 _FORM = "write MODEL=PICTURE, MODEL=PICTURE:SCALE or MODEL=PICTURE:SCALE:START-END"
 _NUMBER = r"[0-9.]+(?:[eE][+-]?[0-9]+)?"
 _NAME = r"(?:style|layout|composition|(?:down|up)_blocks\.[0-9]{1,2}(?:\.attentions\.[0-9]{1,2})?|mid_block)"
@@ -39,7 +43,8 @@ class Control:
 
     network: str  # by the user's name for it
     file: str  # of its picture, or another name for the picture
-    preprocessor: str = ""  # one of PREPROCESSORS that makes the control picture, or of ROLES, or "": as it is
+    # One of PREPROCESSORS that makes the control picture, of ROLES or of KINDS, or "": as it is
+    preprocessor: str = ""
     scale: float = 1.0
     start: float = 0.0  # the share of the steps before the first that it controls
     end: float = 1.0  # the share of the steps at its last one
@@ -79,6 +84,11 @@ class Control:
         """The scale, or those of its parts, as in the text of the control."""
         named = ",".join(f"{name}={number_text(scale)}" for name, scale in self.parts)
         return named or number_text(self.scale)
+
+    @property
+    def kind(self) -> str:
+        """The kind of its picture, one of KINDS; "" if it is open."""
+        return self.preprocessor if self.preprocessor in KINDS else _MADE.get(self.preprocessor, "")
 
     @property
     def numbers(self) -> str:
@@ -169,11 +179,11 @@ def _scale(text: str, scale: str) -> tuple[float, tuple[tuple[str, float], ...]]
 
 
 def _preprocessor(text: str, rest: str, is_file: Callable[[str], bool]) -> tuple[str, str]:
-    """Return the preprocessor before the `@` of a picture, if there is one, and the rest."""
+    """Return the preprocessor or kind before the `@` of a picture, if there is one, and the rest."""
     match = _PREPROCESSED.fullmatch(rest)
     if match is None or is_file(rest):
         return "", rest
-    if match["name"] not in (*PREPROCESSORS, *ROLES):
+    if match["name"] not in (*PREPROCESSORS, *ROLES, *KINDS):
         raise UsageError(
             f"--control {clean(text, 80)}: {clean(match['name'], 20)} is no preprocessor here; there are "
             f"{', '.join(PREPROCESSORS)}. Make the picture by another program and give it as it is"

@@ -82,12 +82,11 @@ def broken_files() -> dict[str, tuple[Callable[[], dict[str, torch.Tensor]], str
             lambda: {"controlnet_x_embedder.weight": torch.ones(3)}, "is a ControlNet of Qwen-Image or FLUX.1"),
         "patches": (lambda: {"controlnet_blocks.0.y_rms.weight": torch.ones(3)}, "control patches for Qwen-Image"),
         "of Z-Image": (lambda: {"control_all_x_embedder.2-1.weight": torch.ones(3)}, "is a ControlNet of Z-Image"),
-        "a Control-LoRA": (
+        "a part of a Control-LoRA": (
             lambda: {"lora_controlnet": torch.ones(1), "input_hint_block.0.weight": torch.ones(4, 3, 3, 3)},
-            "is a Control-LoRA, which is not built"),
-        "a difference": (lambda: authors | {"difference": torch.ones(1)}, "the difference of a ControlNet"),
-        "a union": (lambda: tensors | {"task_embedding": torch.ones(6, 20)}, "is a ControlNet Union"),
-        "a T2I-Adapter": (lambda: {"adapter.conv_in.weight": torch.ones(3)}, "is a T2I-Adapter"),
+            "lacks tensor"),
+        "a union": (lambda: tensors | {"task_embedding": torch.ones(6, 20)}, "holds unknown tensor 'task_embedding'"),
+        "a part of a T2I-Adapter": (lambda: {"adapter.conv_in.weight": torch.ones(3)}, "holds no ControlNet of Stable"),
         "no control network": (lambda: {"a": torch.ones(3)}, "holds no ControlNet of Stable Diffusion"),
         "empty": (dict, "holds no ControlNet of Stable Diffusion"),
         "infinite": (lambda: tensors | {"conv_in.bias": torch.full((20,), torch.inf)}, ""),
@@ -114,8 +113,8 @@ def test_broken_files_are_refused(tmp_path: Path, model: Checkpoint, fault: str)
     [
         ({"_class_name": "QwenImageControlNetModel"}, "is a ControlNet of Qwen-Image, and the model is Stable Diff"),
         ({"_class_name": "FluxControlNetModel"}, "is a ControlNet of FLUX.1"),
-        ({"_class_name": "ControlNetUnionModel"}, "is a ControlNet Union, which is not built"),
-        ({"_class_name": "T2IAdapter"}, "is a T2I-Adapter"), ({"_class_name": "UNet2DConditionModel"}, "expected"),
+        ({"_class_name": "ControlNetUnionModel"}, "is of class 'ControlNetUnionModel'"),
+        ({"_class_name": "T2IAdapter"}, "of class 'T2IAdapter'"), ({"_class_name": "UNet2DConditionModel"}, "expected"),
         ({"conditioning_channels": 1}, "conditioning_channels is 1; pictures have 3"),
         ({"controlnet_conditioning_channel_order": "gbr"}, "expected rgb or bgr"),
         ({"conditioning_embedding_out_channels": []}, "has 0 entries"),

@@ -93,8 +93,8 @@ def test_what_is_no_file_is_not_looked_for() -> None:
         ("net=b.png:1:..-1", "no shares of the steps"),
         ("net=b.png:1:0-0-1", "no shares of the steps"),
         (
-            "net=depth@b.png",
-            "depth is no preprocessor here; there are canny, scribble, invert, grey, blur. Make the picture by another",
+            "net=pose@b.png",
+            "pose is no preprocessor here; there are canny, scribble, invert, grey, blur, colour. Make the picture by",
         ),
         (";".join(["net=b.png"] * 9), "9 controls; at most 8"),
     ],

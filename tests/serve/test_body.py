@@ -164,7 +164,7 @@ def test_controls_have_served_names_and_numbers_of_pictures(text: object, count:
         ("union=/etc/passwd", 1, "control"), ("union=canny@/etc/passwd", 1, "control"), ("union=../1", 1, "control"),
         ("union=1/../../x", 1, "control"), ("union=file:1", 1, "control"), ("union=01", 1, "control"),
         ("union=0", 1, "control"), ("union=1:x", 1, "control"), ("union=1:0.5:0.9-0.1", 1, "control"),
-        ("union=1:-1", 1, "control"), ("union=1:1e999", 1, "control"), ("union=depth@1", 1, "control"),
+        ("union=1:-1", 1, "control"), ("union=1:1e999", 1, "control"), ("union=pose@1", 1, "control"),
         ("union", 1, "control"), ("=1", 1, "control"), ("/home/me/nets/union=1", 1, "control"),
         ("qwen-image-controlnet-union=1", 1, "control"), ("../nets/union=1", 1, "control"), (7, 1, "control"),
         ([1], 1, "control"), (["union=1", None], 1, "control"), ("; ".join(["union=1"] * 9), 1, "control"),

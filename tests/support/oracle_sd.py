@@ -2,6 +2,7 @@
 
 - `clip_skip` of SD 1.x and 2.x looks for an attribute that transformers 5 no longer has: it is given.
 - PNDM starts image-to-image with the wrong entries of its list of times: other schedulers are used there.
+- A ControlNet Union gets the kinds of its pictures for both branches of guidance where it computes one, and stops.
 - The loader of LoRAs gives every module of a text encoder the alpha that most of them have, since the names that it
   makes for other alphas are not those of the modules: each alpha is folded into its factor before.
 """
@@ -55,6 +56,16 @@ def load_lora(pipe: Any, path: Path, folded: Path) -> None:
     pipe.unload_lora_weights()
 
 
+def _cut_kinds(union: Any) -> None:
+    """Give the kinds of a Union to the branches that it computes."""
+    forward = union.forward
+
+    def cut(sample: torch.Tensor, *given: Any, control_type: torch.Tensor, **more: Any) -> Any:
+        return forward(sample, *given, control_type=control_type[: len(sample)], **more)
+
+    union.forward = cut
+
+
 def controlled(folder: Path, class_name: str, nets: list[Path], *, seed: int = 0, **asked: Any) -> Any:
     """As `generate`, by a pipeline with the ControlNets `nets`, each a folder. `image` and `control_image` are uint8
     arrays, several as a list."""
@@ -62,13 +73,18 @@ def controlled(folder: Path, class_name: str, nets: list[Path], *, seed: int = 0
 
     name = "StableDiffusionXLPipeline" if "XL" in class_name else "StableDiffusionPipeline"
     parts = pipeline(folder, name).components
-    opened = [diffusers.ControlNetModel.from_pretrained(net, torch_dtype=torch.float32).eval() for net in nets]
+    part = "adapter" if "Adapter" in class_name else "controlnet"
+    model = diffusers.ControlNetUnionModel if "Union" in class_name else diffusers.ControlNetModel
+    model = diffusers.T2IAdapter if part == "adapter" else model
+    opened = [model.from_pretrained(net, torch_dtype=torch.float32).eval() for net in nets]
+    if "Union" in class_name:
+        _cut_kinds(opened[0])
     cls = getattr(diffusers, class_name)
     keys = ("image_encoder", "feature_extractor", "safety_checker")
     pipe = cls(
         **{key: part for key, part in parts.items() if key not in keys}
         | ({} if "XL" in class_name else {"safety_checker": None, "feature_extractor": None}),
-        controlnet=opened if len(opened) > 1 else opened[0],
+        **{part: opened if len(opened) > 1 else opened[0]},
     )
     pipe.set_progress_bar_config(disable=True)
     for key in ("image", "control_image", "mask_image"):

@@ -24,9 +24,11 @@ from support import (
     tiny_sd3,
     tiny_zimage,
 )
+from support.tiny_adapter import write_adapter
 from support.tiny_clip import tiny_clip
 from support.tiny_control import tiny_controlnet, tiny_patches
 from support.tiny_controlnet import tiny_controlnet as tiny_unet_controlnet
+from support.tiny_controlnet import write_union
 from support.tiny_t5 import tiny_t5
 
 WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
@@ -142,7 +144,14 @@ def _write_controlnets(model: Path, seed: int) -> list[str]:
         widths = tuple(sizes.whole(2, 12) for _ in range(4))
         net = tiny_unet_controlnet(unet, sizes.next_seed(), conditioning_embedding_out_channels=widths)
         net.save_pretrained(folder / f"net{i}")
-    return [str(folder / f"net{i}") for i in range(2)]
+    nets, channels = [str(folder / f"net{i}") for i in range(2)], unet["block_out_channels"]
+    if unet.get("addition_time_embed_dim"):
+        sizes_of_xl = {"channels": [*channels, channels[-1]], "downscale_factor": 16, "adapter_type": "full_adapter_xl"}
+        write_union(folder / "union", unet, sizes.next_seed(), num_trans_head=1)
+        write_adapter(folder / "adapter", sizes.next_seed(), **sizes_of_xl)
+        return [*nets, str(folder / "union"), str(folder / "adapter")]
+    write_adapter(folder / "adapter", sizes.next_seed(), channels=channels)
+    return [*nets, str(folder / "adapter")]
 
 
 def asked(family: str, seed: int) -> dict[str, Any]:

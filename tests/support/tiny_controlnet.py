@@ -90,3 +90,28 @@ def write_authors_file(file: Path, unet: Mapping[str, Any], seed: int = 11, pref
     """Write one file with its authors' names, and return it."""
     save_file(authors_names(tiny_controlnet(unet, seed), prefix), file)
     return file
+
+
+def tiny_union(unet: Mapping[str, Any], seed: int = 11, **changes: Any) -> torch.nn.Module:
+    """diffusers' ControlNet Union for a UNet, in float32, randomised."""
+    import diffusers
+
+    diffusers.utils.logging.set_verbosity_error()
+    known = inspect.signature(diffusers.ControlNetUnionModel.__init__).parameters
+    width = unet["block_out_channels"][0]
+    config = {key: value for key, value in unet.items() if key in known} | {
+        "in_channels": 4, "conditioning_embedding_out_channels": EMBEDDING, "num_control_type": 8,
+        "num_trans_channel": width, "num_proj_channel": width, "num_trans_head": 2,
+    }  # fmt: skip
+    model = diffusers.ControlNetUnionModel(**config | changes)
+    randomise(model, seed)
+    for layer in model.controlnet_cond_embedding.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.weight.data.mul_(GAIN)
+    return model.eval()
+
+
+def write_union(folder: Path, unet: Mapping[str, Any], seed: int = 11, **changes: Any) -> Path:
+    """Write a folder of a Union in diffusers layout, and return it."""
+    tiny_union(unet, seed, **changes).save_pretrained(folder)
+    return folder

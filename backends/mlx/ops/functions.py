@@ -260,6 +260,13 @@ def pad_right_bottom(x: Array) -> Array:
     return mx.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)])
 
 
+def averaged_pairs(x: Array) -> Array:
+    """Return the means of 2 x 2 pixels, of fewer at an odd edge: [B h w C] -> [B ceil(h/2) ceil(w/2) C]."""
+    B, h, w, C = x.shape
+    x = mx.pad(x, [(0, 0), (0, h % 2), (0, w % 2), (0, 0)], mode="edge") if h % 2 or w % 2 else x
+    return x.reshape(B, (h + 1) // 2, 2, (w + 1) // 2, 2, C).mean((2, 4))
+
+
 def averaged_patches(x: Array, channels: int, frames: int) -> Array:
     """Return an image with half the sides, [B 2h 2w C] -> [B h w channels]: each channel is the mean of equal groups of
     values in the order (c, frame, dy, dx). x is the last of the frames; earlier ones are zeros."""

@@ -252,6 +252,11 @@ def pad_right_bottom(x: Tensor) -> Tensor:
     return F.pad(x, (0, 1, 0, 1))
 
 
+def averaged_pairs(x: Tensor) -> Tensor:
+    """Return the means of 2 x 2 pixels, of fewer at an odd edge: [B C h w] -> [B C ceil(h/2) ceil(w/2)]."""
+    return F.avg_pool2d(x, 2, 2, ceil_mode=True)
+
+
 def averaged_patches(x: Tensor, channels: int, frames: int) -> Tensor:
     """Return an image with half the sides, [B C 2h 2w] -> [B channels h w]: each channel is the mean of equal groups of
     values in the order (c, frame, dy, dx). x is the last of the frames; earlier ones are zeros."""

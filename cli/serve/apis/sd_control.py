@@ -24,6 +24,19 @@ MODULES = {"none": "", **{name: name for name in control_text.PREPROCESSORS}} | 
     "blur_gaussian": "blur",
     **dict.fromkeys(("ip-adapter-auto", "ip-adapter_clip_sd15", "ip-adapter_clip_sdxl"), ""),
     **dict.fromkeys(("ip-adapter_clip_h", "ip-adapter_clip_g", "ip-adapter_clip_sdxl_plus_vith"), ""),
+    "t2ia_color_grid": "colour",
+}
+# AUTOMATIC1111's kinds of pictures of a Union, and ours
+_KINDS = {
+    "openpose": "openpose",
+    "depth": "depth",
+    "soft edge": "softedge",
+    "hard edge": "lineart",
+    "normal map": "normal",
+    "segmentation": "segment",
+    "tile": "tile",
+    "inpaint": "inpaint",
+    "unknown": "",
 }
 _PARAM = "alwayson_scripts"
 _HASH = re.compile(r" \[[0-9a-f]{4,64}\]$")  # after a network's name
@@ -104,8 +117,12 @@ def _control(unit: Mapping[str, Any], number: int) -> Control:
     if not all(type(one) in (int, float) for one in (weight, start, end)):
         raise HttpError(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
     name = _HASH.sub("", str(unit.get("model")))
+    kind = str(unit.get("union_control_type", "unknown")).lower()
+    if kind not in _KINDS:
+        raise _unsupported(f"union_control_type {clean(kind, 40)!r}")
+    prepared = MODULES[module] or _KINDS[kind]
     try:
-        return Control(name, str(number), MODULES[module], float(weight), float(start), float(end))
+        return Control(name, str(number), prepared, float(weight), float(start), float(end))
     except (UsageError, OverflowError) as error:
         raise HttpError(400, str(error), param="control") from None
 

@@ -9,26 +9,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import display_name
-from qwenimg.common.base.safe_files import closed_on_error, is_file
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_file
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.stable_diffusion import ip_adapter
+from qwenimg.common.families.stable_diffusion import adapter, derived_control, ip_adapter
 from qwenimg.common.families.stable_diffusion.checkpoint import facts
-from qwenimg.common.families.stable_diffusion.expert import Conditioning, step_peak
+from qwenimg.common.families.stable_diffusion.expert import Conditioning, sinusoids, step_peak
 from qwenimg.common.families.stable_diffusion.ip_adapter import ActivePictures
 from qwenimg.common.families.stable_diffusion.known import CONTROLS, SDXL_CONTROLS
+from qwenimg.common.formats.files import find_files
 from qwenimg.common.memory import operations
-from qwenimg.common.networks.denoisers import unet, unet_controlnet, unet_controlnet_names
+from qwenimg.common.networks.denoisers import (
+    t2i_adapter,
+    t2i_adapter_names,
+    unet,
+    unet_controlnet,
+    unet_controlnet_names,
+    unet_controlnet_union,
+    unet_controlnet_union_names,
+)
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.denoisers.unet_controlnet import UNetControlNetConfig
+from qwenimg.common.networks.denoisers.unet_controlnet_union import UNetControlNetUnionConfig
+from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import known_configs
-from qwenimg.common.parts.components import on_paper, read_config
+from qwenimg.common.parts.components import on_paper
 from qwenimg.common.parts.control_net import Controller, ControlNet, check_sizes
 from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
@@ -38,6 +51,7 @@ from qwenimg.common.request.names import CONTROL_MODES
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Condition, ControlNetwork, DenoiserNetwork, TimeStep
+from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.runtime.stages import Split, Stage
 
@@ -52,9 +66,7 @@ _REFUSED = {
     "QwenImage": "is a ControlNet of Qwen-Image, and the model is Stable Diffusion",
     "Flux": "is a ControlNet of FLUX.1, and the model is Stable Diffusion",
     "SD3": "is a ControlNet of Stable Diffusion 3, and the model is Stable Diffusion",
-    "ControlNetUnion": "is a ControlNet Union, which is not built: give a ControlNet of one kind",
     "ControlNetXS": "is a ControlNet-XS, which is not built: give a ControlNet",
-    "T2IAdapter": "is a T2I-Adapter, which is not built: give a ControlNet",
     "Z": "is a ControlNet of Z-Image, and the model is Stable Diffusion",
 }
 _TEXT = "mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight"
@@ -63,7 +75,7 @@ BALANCED, PROMPT, CONTROL = CONTROL_MODES
 
 
 def open_control(path: Path, checkpoint: Checkpoint) -> Controller:
-    """Open the ControlNet or the IP-Adapter in the folder or file `path` for a model. Raises ModelError and
+    """Open the ControlNet, T2I-Adapter or IP-Adapter in the folder or file `path` for a model. Raises ModelError and
     UsageError."""
     model = facts(checkpoint)
     if model.refiner:
@@ -71,15 +83,38 @@ def open_control(path: Path, checkpoint: Checkpoint) -> Controller:
     base: UNetConfig = checkpoint["unet"].config
     if ip_adapter.is_at(path):
         return ip_adapter.open_adapter(path, base)
-    if is_file(path / "config.json"):
-        read_config(unet_controlnet.NETWORK, path, _REFUSED)  # for its message on another kind
-    _check_text(path, base)
-    component = open_part(unet_controlnet_names.LAYOUTS, path, config_like(base), "ControlNet")
+    layouts = _layouts(path)
+    if layouts is t2i_adapter_names.LAYOUTS:
+        return adapter.open_adapter(path, checkpoint, _REFUSED)
+    _check_text(layouts, path, base)
+    if is_file(path) and derived_control.is_derived(layouts.peek(path).tensors):
+        return _open_derived(path, checkpoint)
+    union = layouts is unet_controlnet_union_names.LAYOUTS
+    if union and base.addition_time_embed_dim is None:
+        raise bad(path, "is a ControlNet Union for SDXL, and the model is Stable Diffusion 1.x or 2.x")
+    like = union_like(base) if union else config_like(base)
+    component = open_part(layouts, path, like, "ControlNet", refused=_REFUSED)
     order: Any = component.config.controlnet_conditioning_channel_order
-    net = ControlNet(name="", component=component, mask=_mask(Path(display_name(path))), picture=order)
+    net = ControlNet(
+        name="",
+        component=component,
+        mask="none" if union else _mask(Path(display_name(path))),
+        picture=order,
+        kinds=component.config.kinds if union else (),
+    )
     with closed_on_error(net):
         _check_fit(path, component.config, base, checkpoint["vae"].config.scale)
     return net
+
+
+def _open_derived(path: Path, checkpoint: Checkpoint) -> ControlNet:
+    """Open the ControlNet in the file `path` that changes the model's weights. Raises ModelError."""
+    header, unet_part = unet_controlnet_names.LAYOUTS.opened(path), checkpoint["unet"]
+    with closed_on_error(header.file):
+        base: UNetConfig = unet_part.config
+        component = derived_control.open_derived(header, config_like(base), unet_part)
+        _check_fit(path, component.config, base, checkpoint["vae"].config.scale)
+    return ControlNet(name="", component=component, mask=_mask(path), picture="rgb")
 
 
 def published(name: str) -> ControlNet | None:
@@ -88,6 +123,10 @@ def published(name: str) -> ControlNet | None:
     if known is None:
         return None
     base: UNetConfig = known_configs.read("sdxl" if name.startswith(SDXL_CONTROLS) else "sd15", "unet", unet.NETWORK)
+    if "union" in name:
+        config = replace(union_like(base), num_control_type=8 if name.endswith("promax") else 6)
+        component = on_paper(unet_controlnet_union.NETWORK, config, "float16")
+        return ControlNet(name="", component=component, picture="rgb", kinds=config.kinds)
     component = on_paper(unet_controlnet.NETWORK, config_like(base), "float32")
     return ControlNet(name="", component=component, mask=_mask(Path(name)), picture="rgb")
 
@@ -99,13 +138,33 @@ def _mask(path: Path) -> Literal["none", "needed"]:
 
 def config_like(base: UNetConfig) -> UNetControlNetConfig:
     """Return the configuration of a ControlNet for a UNet, as it is published."""
-    own = {name: value for name, value in asdict(base).items() if name not in ("in_channels", "out_channels")}
-    return UNetControlNetConfig(**own, in_channels=base.out_channels)
+    return UNetControlNetConfig(**_shared(base), in_channels=base.out_channels)
 
 
-def _check_text(path: Path, base: UNetConfig) -> None:
+def union_like(base: UNetConfig) -> UNetControlNetUnionConfig:
+    """Return the configuration of a Union for SDXL's UNet, as it is published."""
+    width = base.block_out_channels[0]
+    own: dict[str, Any] = {"num_trans_channel": width, "num_proj_channel": width, "in_channels": base.out_channels}
+    return UNetControlNetUnionConfig(**_shared(base), **own)
+
+
+def _shared(base: UNetConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(base).items() if name not in ("in_channels", "out_channels")}
+
+
+def _layouts(path: Path) -> Layouts:
+    """Return the layouts of the kind of network in the folder or file `path`. Raises ModelError."""
+    usual = unet_controlnet_names.LAYOUTS
+    kinds = (unet_controlnet_union_names.LAYOUTS, t2i_adapter_names.LAYOUTS, usual)
+    names = {name for file in find_files(path).files for name in usual.peek(file).tensors}
+    return next((layouts for layouts in kinds if layouts.find(names) is not None), usual)
+
+
+def _check_text(layouts: Layouts, path: Path, base: UNetConfig) -> None:
     """Raise ModelError for a ControlNet that takes other text states: it was made for another kind of model."""
-    shape = stored_shape(unet_controlnet_names.LAYOUTS, path, _TEXT)
+    shape = stored_shape(layouts, path, _TEXT)
+    if shape is None and is_file(path):
+        shape = derived_control.text_factor(layouts.peek(path))
     if shape is not None and len(shape) == 2 and shape[1] != base.cross_attention_dim:
         ours, theirs = _kind(shape[1]), _kind(base.cross_attention_dim)
         raise ModelError(f"{clean(path)}: is a ControlNet for {ours}; the model is {theirs}")
@@ -140,19 +199,43 @@ class ControlRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveControl:
-    """A control of a run whose network is open."""
+    """A control of a run whose network is open, or all of a Union, which it computes at once."""
 
-    number: int  # among the controls of the request
+    numbers: tuple[int, ...]  # among the controls of the request
     network: ControlNetwork
+    windows: tuple[tuple[float, float], ...]  # of each: it controls noise levels up to the first and above the second
+    weights: tuple[float, ...]  # the scale of each
     scales: Sequence[float]  # of the change of each result, the mid block's last
-    begin: float  # it controls noise levels up to this one
-    end: float  # and above this one
+    union: UNetControlNetUnionConfig | None = None
+    kinds: tuple[int, ...] = ()  # of the pictures of a Union
+
+    def weights_at(self, sigma: float) -> tuple[float, ...]:
+        """Return the scale of each picture at a noise level, 0 outside its window."""
+        held = (end < sigma <= begin for begin, end in self.windows)
+        return tuple(weight * holds for weight, holds in zip(self.weights, held, strict=True))
+
+    def condition(self, own: Conditioning, branches: int, pictures: Sequence[Array]) -> Condition:
+        """Return the condition of its network for the controlled ones of `branches`."""
+        if self.union is None:
+            return self.network.condition(own.texts, (own.added, branches), pictures[self.numbers[0]])
+        flags = [float(kind in self.kinds) for kind in range(self.union.num_control_type)]
+        features = sinusoids(self.union, flags, self.union.addition_time_embed_dim or 0).reshape(1, -1)
+        extra = (own.added, branches, np.array(self.kinds), features)
+        return self.network.condition(own.texts, extra, [pictures[i] for i in self.numbers])
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldControl:
+    """A control at one noise level."""
+
+    control: ActiveControl
+    factors: Any  # as its network takes them
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlledCondition:
     """The conditions of one call of the UNet, for the numbers of the pictures that are prompts now, and of the
-    ControlNets, by the numbers of their controls."""
+    ControlNets, by the numbers of their first controls."""
 
     unet: Callable[[tuple[int, ...]], Condition]
     nets: Mapping[int, Condition]
@@ -162,7 +245,7 @@ class ControlledCondition:
 class Holding:
     """The controls that hold at a noise level, and the numbers of the pictures that are prompts there."""
 
-    controls: Sequence[ActiveControl]
+    controls: Sequence[HeldControl]
     pictures: tuple[int, ...]
 
 
@@ -186,15 +269,19 @@ class ControlledUNet:
     def predict(self, x: Array, step: TimeStep, condition: ControlledCondition, control: Holding = NOTHING) -> Array:
         """Return the UNet's prediction under the controls that hold now."""
         changes = [
-            one.network.predict(x, step, condition.nets[one.number], one.scales)
+            one.control.network.predict(x, step, condition.nets[one.control.numbers[0]], one.factors)
             for one in control.controls
-            if one.number in condition.nets
+            if one.control.numbers[0] in condition.nets
         ]
         return self.unet.predict(x, step, condition.unet(control.pictures), changes or None)
 
 
 class ControlNetworks(ControlStages[ControlRun]):
-    """The ControlNets of one model."""
+    """The ControlNets and T2I-Adapters of one model, whose VAE has `scale` pixels to a latent."""
+
+    def __init__(self, residents: Residents, scale: int):
+        super().__init__(residents)
+        self.scale = scale
 
     def stages_of(
         self,
@@ -205,9 +292,18 @@ class ControlNetworks(ControlStages[ControlRun]):
         later: tuple[Stage, ...],
     ) -> list[Stage]:
         config, rows, columns = net.component.config, run.shape.rows, run.shape.columns
-        activations = self.runtime.call_bytes(net.component, step_peak(config, run.branches, rows, columns))
-        activations += self.kept_bytes(request, run)
-        passes = run.calls * self.steps_under(request, net, run.plan)
+        if _is_adapter(net):  # called once for each picture
+            pixels = rows * columns * self.scale**2
+            peak, passes = (
+                adapter.activations(config, pixels),
+                float(sum(one is net for _, one in self.controls(request))),
+            )
+            per_pass = adapter.count_operations(net, pixels)
+        else:
+            peak = step_peak(config, run.branches, rows, columns)
+            passes = run.calls * self.steps_under(request, net, run.plan)
+            per_pass = operations.unet(net.component.plan, len(config.block_out_channels), rows, columns) * run.branches
+        activations = self.runtime.call_bytes(net.component, peak) + self.kept_bytes(request, run)
         required = max([activations, *(stage.splits[-1].needed for stage in later)])
         return [
             Stage(
@@ -217,9 +313,7 @@ class ControlNetworks(ControlStages[ControlRun]):
                 splits=(Split(activations=activations, required=required, size=1, passes=passes),),
                 co_resident=co_resident,
                 partners=later,
-                operations=passes
-                * operations.unet(net.component.plan, len(config.block_out_channels), rows, columns)
-                * run.branches,
+                operations=passes * per_pass,
             )
         ]
 
@@ -228,35 +322,62 @@ class ControlNetworks(ControlStages[ControlRun]):
         the changes of each."""
         itemsize = BYTES[self.runtime.precision.compute_dtype("transformer")]
         pixels = run.shape.rows * run.shape.columns
-        total = 0
+        total, unions = 0, set[str]()
         for _, net in self.controls(request):
+            if _is_adapter(net):
+                total += adapter.kept_bytes(net.component.config, pixels * self.scale**2, run.branches)
+                continue
             config: UNetControlNetConfig = net.component.config
-            changes = sum(width * -(-pixels // 4**halved) for width, halved in config.skips)
-            total += 4 * pixels * config.block_out_channels[0] + run.branches * itemsize * changes
+            total += 4 * pixels * config.block_out_channels[0]
+            if net.name not in unions:
+                changes = sum(width * -(-pixels // 4**halved) for width, halved in config.skips)
+                total += run.branches * itemsize * changes
+            unions |= {net.name} if net.kinds else set()
         return total
+
+    def steps_under(self, request: Request, net: ControlNet, plan: SamplingPlan) -> float:
+        """Return the share of the steps in which a network is called: a Union once for all its controls."""
+        if not net.kinds:
+            return super().steps_under(request, net, plan)
+        windows = [control.steps(plan.steps) for control, other in self.controls(request) if other is net]
+        return len({step for first, last in windows for step in range(first, last)}) / plan.steps
 
     def open(self, request: Request, run: ControlRun, steps: Sequence[Stage]) -> list[ActiveControl]:
         """Open the networks of a request. steps: the later stages, of the UNet."""
         opened = {
             name: self.residents.acquire(stages[-1])[0] for name, stages in self.by_net(request, run, steps).items()
         }
-        active = []
+        calls: dict[object, list[int]] = {}
         for number, control in enumerate(request.controls):
             net = self.nets[control.network]
             if not isinstance(net, ControlNet):
                 continue
-            begin, end = levels(run.plan, *control.steps(run.plan.steps))
-            weakened = request.family_options.control_mode != BALANCED
-            active.append(
-                ActiveControl(
-                    number=number,
-                    network=opened[net.name],
-                    scales=scales(net.component.config, control.scale, weakened=weakened),
-                    begin=begin,
-                    end=end,
-                )
-            )
-        return active
+            calls.setdefault(net.name if net.kinds else number, []).append(number)
+        return [self._active(request, run, numbers, opened) for numbers in calls.values()]
+
+    def _active(
+        self, request: Request, run: ControlRun, numbers: Sequence[int], opened: Mapping[str, ControlNetwork]
+    ) -> ActiveControl:
+        """Return the controls with these `numbers`, which one call of a network computes."""
+        controls = [request.controls[i] for i in numbers]
+        net = self.nets[controls[0].network]
+        assert isinstance(net, ControlNet)
+        config = net.component.config
+        weakened = request.family_options.control_mode != BALANCED
+        scale = controls[0].scale if len(controls) == 1 else 1.0  # the pictures of several are scaled
+        return ActiveControl(
+            numbers=tuple(numbers),
+            network=opened[net.name],
+            windows=tuple(levels(run.plan, *control.steps(run.plan.steps)) for control in controls),
+            weights=tuple(control.scale for control in controls),
+            scales=(adapter.scales if _is_adapter(net) else scales)(config, scale, weakened=weakened),
+            union=config if net.kinds else None,
+            kinds=tuple(unet_controlnet_union.KINDS[control.kind] for control in controls) if net.kinds else (),
+        )
+
+
+def _is_adapter(net: ControlNet) -> bool:
+    return net.component.network == t2i_adapter.NETWORK.name
 
 
 def scales(config: UNetControlNetConfig, scale: float, *, weakened: bool) -> list[float]:
@@ -269,8 +390,15 @@ def scales(config: UNetControlNetConfig, scale: float, *, weakened: bool) -> lis
 
 
 def holding(controls: Sequence[ActiveControl], pictures: Sequence[ActivePictures], sigma: float) -> Holding | None:
-    """Return the controls and pictures that hold at a noise level; None for none."""
-    held = [one for one in controls if one.end < sigma <= one.begin and any(one.scales)]
+    """Return the controls and pictures that hold at a noise level; None for none. Of a Union's several pictures each is
+    scaled before the network; the kinds of all count while one of them holds, as in diffusers."""
+    held = []
+    for one in controls:
+        weights = one.weights_at(sigma)
+        if any(weights):
+            of_pictures = weights if len(weights) > 1 else (1.0,)
+            factors = one.scales if one.union is None else (of_pictures, one.scales)
+            held.append(HeldControl(control=one, factors=factors))
     prompts = ip_adapter.holding(pictures, sigma)
     return Holding(controls=held, pictures=prompts) if held or prompts else None
 
@@ -286,10 +414,7 @@ def conditions(
     if not prompts:
         return {}
     own = rows.of(range(prompts))
-    return {
-        one.number: one.network.condition(own.texts, (own.added, len(rows.texts)), pictures[one.number])
-        for one in controls
-    }
+    return {one.numbers[0]: one.condition(own, len(rows.texts), pictures) for one in controls}
 
 
 def controlled(request: Request, positions: Sequence[int], branches: int) -> int:

@@ -11,7 +11,12 @@ from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.families.stable_diffusion import ip_adapter as adapters
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.denoisers import unet_controlnet_names, unet_names
+from qwenimg.common.networks.denoisers import (
+    t2i_adapter_names,
+    unet_controlnet_names,
+    unet_controlnet_union_names,
+    unet_names,
+)
 from qwenimg.common.networks.encoders import clip_vision, ip_adapter
 from qwenimg.common.networks.encoders.ip_adapter import IPAdapterConfig
 from qwenimg.common.parts.vae_files import latent_channels
@@ -20,13 +25,24 @@ from qwenimg.common.parts.vae_files import latent_channels
 def is_control(header: Header) -> bool:
     """Return whether a file with this header is a ControlNet, and no model that has one too."""
     layouts, model = unet_controlnet_names.LAYOUTS, f"model.diffusion_model.{unet_names.SIGN}"
-    return header.format != "GGUF" and layouts.find(header.tensors) is not None and model not in header.tensors
+    found = layouts.find(header.tensors) is not None and model not in header.tensors
+    return header.format != "GGUF" and found and not is_union(header)
+
+
+def is_union(header: Header) -> bool:
+    """Return whether a file with this header is a ControlNet Union."""
+    return header.format != "GGUF" and unet_controlnet_union_names.LAYOUTS.find(header.tensors) is not None
+
+
+def is_adapter(header: Header) -> bool:
+    """Return whether a file with this header is a T2I-Adapter."""
+    return header.format != "GGUF" and t2i_adapter_names.LAYOUTS.find(header.tensors) is not None
 
 
 def is_unet(header: Header) -> bool:
     """Return whether a file with this header has a UNet with diffusers' names."""
     has_unet = header.format != "GGUF" and "time_embedding.linear_1.weight" in header.tensors
-    return has_unet and not is_control(header)
+    return has_unet and not is_control(header) and not is_union(header)
 
 
 def is_vae(header: Header) -> bool:

@@ -12,20 +12,22 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import ControlFiles, Family, RefinerFiles
 from qwenimg.common.families.part_file import CLIP, PartFile, TinyVAEFile
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import control, lora_title
+from qwenimg.common.families.stable_diffusion import control, derived_control, lora_title
 from qwenimg.common.families.stable_diffusion import ip_adapter as adapters
 from qwenimg.common.families.stable_diffusion.checkpoint import FITS, NETWORKS, PIPELINES, facts, zeros_for_empty
 from qwenimg.common.families.stable_diffusion.describe_file import (
     AdapterFile,
     EncoderFile,
     LdmFile,
+    is_adapter,
     is_control,
     is_unet,
+    is_union,
     is_vae,
 )
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.small_files import small_files
-from qwenimg.common.networks.denoisers import unet, unet_controlnet
+from qwenimg.common.networks.denoisers import t2i_adapter, unet, unet_controlnet, unet_controlnet_union
 from qwenimg.common.networks.encoders import clip_vision, ip_adapter
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -54,7 +56,7 @@ KIND = DenoiserKind(
     keys={
         "final_norm": re.compile(r"(conv_norm_out|conv_out)\."),
         "residual": re.compile(r"conv_in\.|.*\.conv_shortcut\."),
-        "modulation": re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\."),  # made in every step
+        "modulation": re.compile(r"(time|add|control_add)_embedding\.|.*\.time_emb_proj\."),  # made in every step
     },
 )
 """Why the three switchable places exist: the normalized mean square error of two UNets (136 M and 63 M random
@@ -124,13 +126,27 @@ FAMILY = Family(
     files=(
         PartFile(
             option="control",
-            title="a ControlNet for Stable Diffusion",
+            title=derived_control.title,
             network=unet_controlnet.NETWORK,
             is_in=is_control,
             use="-m MODEL --control FILE=PICTURE",
         ),
         AdapterFile(),
         EncoderFile(),
+        PartFile(
+            option="control",
+            title="a ControlNet Union for SDXL",
+            network=unet_controlnet_union.NETWORK,
+            is_in=is_union,
+            use="-m MODEL --control FILE=KIND@PICTURE",
+        ),
+        PartFile(
+            option="control",
+            title="a T2I-Adapter for Stable Diffusion",
+            network=t2i_adapter.NETWORK,
+            is_in=is_adapter,
+            use="-m MODEL --control FILE=PICTURE",
+        ),
         LdmFile(option="model"),
         LdmFile(option="transformer"),
         LdmFile(option="vae"),
@@ -157,7 +173,13 @@ FAMILY = Family(
     defaults=_defaults,
     control=ControlFiles(
         open=control.open_control,
-        networks=(unet_controlnet.NETWORK, ip_adapter.NETWORK, clip_vision.NETWORK),
+        networks=(
+            unet_controlnet.NETWORK,
+            unet_controlnet_union.NETWORK,
+            t2i_adapter.NETWORK,
+            ip_adapter.NETWORK,
+            clip_vision.NETWORK,
+        ),
         published=control.published,
         with_encoder=adapters.with_encoder,
     ),

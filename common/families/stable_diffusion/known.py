@@ -79,6 +79,7 @@ _for_sdxl = partial(
     files=_FOLDER,
     controls="stable-diffusion",
 )
+_union = partial(_for_sdxl, bytes=2_510_000_000, license="Apache-2.0")
 SDXL_CONTROLS = "sdxl-controlnet-"  # the start of their names
 CONTROLS = (
     *(
@@ -97,6 +98,16 @@ CONTROLS = (
     *(
         _for_sdxl(name=f"{SDXL_CONTROLS}{kind}", repo=f"diffusers/controlnet-{kind}-sdxl-1.0", purpose=purpose)
         for kind, purpose in (("canny", "--control by canny edges"), ("depth", "--control by depth"))
+    ),
+    _union(
+        name=f"{SDXL_CONTROLS}union",
+        repo="xinsir/controlnet-union-sdxl-1.0",
+        purpose="--control by pictures of six kinds",
+    ),
+    _union(
+        name=f"{SDXL_CONTROLS}union-promax",
+        repo="brad-twinkl/controlnet-union-sdxl-1.0-promax",
+        purpose="--control by pictures of eight kinds, tile and inpaint among them",
     ),
 )
 _WHY = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"

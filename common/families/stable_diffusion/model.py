@@ -73,7 +73,7 @@ class StableDiffusion(DiffusionModel):
         super().__init__(runtime, checkpoint, residents, vae.scaled_halves(residents, checkpoint["vae"]))
         self.base = Expert(checkpoint, residents)
         self.refiner = None if checkpoint.refiner is None else Expert(checkpoint.refiner, residents)
-        self.controls = ControlNetworks(residents)
+        self.controls = ControlNetworks(residents, self.scale)
         self.picture_prompts = PicturePrompts(residents, checkpoint["unet"].config)
         self.multiple, self.channels = self.scale, self.vae.config.latent_channels
         if self.base.facts.sees_mask:

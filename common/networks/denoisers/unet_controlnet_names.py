@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import count, takewhile
+from typing import TypeVar
 
 from qwenimg.common.networks.denoisers import unet_controlnet, unet_names
 from qwenimg.common.networks.denoisers.unet_controlnet import UNetControlNetConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
 from qwenimg.common.weights.keys import Place
 
+Config = TypeVar("Config", bound=UNetControlNetConfig)
 PREFIX = "control_model."
 _HINT = "input_hint_block.0.weight"
 _HINTS = re.compile(r"controlnet_cond_embedding\.(conv_in|conv_out|blocks\.(\d+))\.(\w+)")
@@ -36,31 +38,31 @@ def _behind_prefix(name: str, config: UNetControlNetConfig) -> Place:
     return found._replace(key=PREFIX + found.key)
 
 
-def _config(shapes: StoredShapes, like: UNetControlNetConfig) -> UNetControlNetConfig:
-    """Return the configuration of a ControlNet for the UNet of `like`: its latents' channels, and the widths of its
-    convolutions of the picture."""
+def config_of(shapes: StoredShapes, like: Config) -> Config:
+    """Return the configuration of a ControlNet for the UNet of `like`: its latents' channels, and those of
+    `picture_widths`."""
+    return replace(picture_widths(shapes, like), in_channels=shapes.shape("conv_in.weight", 4)[1])
+
+
+def picture_widths(shapes: StoredShapes, like: Config) -> Config:
+    """Return `like` with the widths of the convolutions of the picture."""
     widths = [shapes.shape("controlnet_cond_embedding.conv_in.weight", 4)[0]]
     names = (f"controlnet_cond_embedding.blocks.{2 * i + 1}.weight" for i in count())
     widths += [shapes.shape(name, 4)[0] for name in takewhile(shapes.__contains__, names)]
-    channels = shapes.shape("conv_in.weight", 4)[1]
-    return replace(like, in_channels=channels, conditioning_embedding_out_channels=tuple(widths))
+    return replace(like, conditioning_embedding_out_channels=tuple(widths))
 
 
 LAYOUTS = Layouts(
     network=unet_controlnet.NETWORK,
     title="Stable Diffusion",
-    config=_config,
+    pth=True,
+    config=config_of,
     expected="ControlNet of Stable Diffusion, by its authors' or diffusers' names",
     foreign={
         "controlnet_x_embedder.weight": "a ControlNet of Qwen-Image or FLUX.1",
         "controlnet_blocks.0.y_rms.weight": "control patches for Qwen-Image",
         "pos_embed_input.proj.weight": "a ControlNet of Stable Diffusion 3",
         "control_all_x_embedder.2-1.weight": "a ControlNet of Z-Image",
-        "lora_controlnet": "a Control-LoRA, which is not built: give the ControlNet that it was made from",
-        "difference": "the difference of a ControlNet from its base model, which is not built: give the ControlNet",
-        "task_embedding": "a ControlNet Union, which is not built: give a ControlNet of one kind",
-        "control_add_embedding.linear_1.weight": "a ControlNet Union, which is not built: give one of one kind",
-        "adapter.conv_in.weight": "a T2I-Adapter, which is not built: give a ControlNet",
     },
     rows=(
         Layout(names="its authors' names", signs=(PREFIX + _HINT,), place=_behind_prefix),

@@ -165,7 +165,7 @@ class RecordedControl:
             raise ValueError(f"a control called {clean(self.name, 30)!r}")
         if re.fullmatch("[0-9a-f]{64}", self.fingerprint) is None:
             raise ValueError(f"control {clean(self.name, 30)!r} has the fingerprint {clean(self.fingerprint, 30)!r}")
-        if self.preprocessor not in ("", *control_text.PREPROCESSORS):
+        if self.preprocessor not in ("", *control_text.PREPROCESSORS, *control_text.KINDS):
             raise ValueError(f"the preprocessor {clean(self.preprocessor, 30)!r} is not one of this version")
         if self.start > self.end:
             raise ValueError(f"control {clean(self.name, 30)!r} starts at {self.start:g}, behind its end")

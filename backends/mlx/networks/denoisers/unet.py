@@ -173,27 +173,38 @@ class DownBlock(mlx.nn.Module):
         self.resnets = [ResidualBlock(i, o, config) for i, o in level.resnets]
         attentions = [SpatialTransformer(level, config) for _ in level.resnets] if level.depth else []
         self.attentions = attentions
+        self.feature_last = level.resampled and not level.depth
         self.downsamplers = [Resample(level.width, 2)] if level.resampled else []
 
     def context(self, text: Array) -> Context:
         return contexts(self.attentions, text)
 
-    def __call__(self, x: Array, states: list[list[Array]], temb: Array, context: Context) -> Array:
+    def __call__(
+        self,
+        x: Array,
+        states: list[list[Array]],
+        temb: Array,
+        context: Context,
+        feature: Array | None = None,
+    ) -> Array:
         """Run the block before its downsampler: [B h w in] -> [B h w out]. Adds x and what follows on it to `states`:
-        the up block of the same level joins them."""
+        the up block of the same level joins them. feature: of a T2I-Adapter, added to the last result, or after the
+        downsampler of a block without attention."""
         joined = [x]
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)
             x = self.attentions[i](x, context[i]) if context else x
             joined.append(ops.async_eval(x))
+        if feature is not None and not self.feature_last:
+            x = joined[-1] = ops.add(x, feature)
         states.append(joined)
         return x
 
-    def downsampled(self, x: Array) -> Array:
-        """[B h w out] -> [B h' w' out], or x on the last level."""
+    def downsampled(self, x: Array, feature: Array | None = None) -> Array:
+        """[B h w out] -> [B h' w' out], or x on the last level. feature: as for the block."""
         for sampler in self.downsamplers:
             x = ops.stream(sampler(x), x.dtype)
-        return x
+        return ops.add(x, feature) if feature is not None and self.feature_last else x
 
 
 class MidBlock(mlx.nn.Module):
@@ -211,10 +222,11 @@ class MidBlock(mlx.nn.Module):
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes that a ControlNet adds to the results of a UNet."""
+    """The changes that a ControlNet or a T2I-Adapter adds to the results of a UNet."""
 
     down: list[list[Array]]  # to the states that the up blocks join, by level
-    mid: Array  # to the result of the mid block
+    mid: Array | None  # to the result of the mid block
+    features: list[Array]  # of a T2I-Adapter: to those of the down blocks, on which the next depend, and the mid block
 
 
 def changed(states: list[Array], changes: list[Array]) -> list[Array]:
@@ -261,18 +273,23 @@ class UNetHalf(mlx.nn.Module):
         self.down_blocks = [DownBlock(level, config) for level in config.down]
         self.mid_block = MidBlock(config.mid, config)
 
-    def time(self, features: Array, addition: Array | None) -> Array:
+    def time(self, features: Array, addition: Array | None, kinds: Array | None = None) -> Array:
         """Embed sinusoids of the time [1 or B, C], and for SDXL pooled text and sinusoids of the sizes [B A]: [1 or B,
-        E], after the SiLU."""
+        E], after the SiLU. kinds [1 E]: the embedding of a union's kinds, which is added."""
         temb = self.time_embedding(features)
+        temb = temb if kinds is None else ops.add(temb, kinds)
         return ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
 
-    def down(self, x: Array, temb: Array, context: list[Context]) -> tuple[Array, list[list[Array]]]:
-        """Run the down blocks on x [B h w C]. Return the result and the states that the up blocks join, by level."""
+    def down(
+        self, x: Array, temb: Array, context: list[Context], features: Sequence[Array] = ()
+    ) -> tuple[Array, list[list[Array]]]:
+        """Run the down blocks on x [B h w C]. Return the result and the states that the up blocks join, by level.
+        features: of a T2I-Adapter, one for each block."""
         states: list[list[Array]] = []
         blocks: Iterable[Any] = self.down_blocks
-        for block, pairs in zip(blocks, context, strict=False):
-            x = block.downsampled(block(x, states, temb, pairs))
+        for i, (block, pairs) in enumerate(zip(blocks, context, strict=False)):
+            feature = features[i] if features else None
+            x = block.downsampled(block(x, states, temb, pairs, feature), feature)
         return x, states
 
 
@@ -305,10 +322,13 @@ class UNetModel(UNetHalf):
         temb = self.time(features, addition)
         keys = context[count][0][0][0]  # in the dtype of most convolutions
         x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
-        x, states = self.down(x, temb, context)
+        added = [] if changes is None else changes.features
+        x, states = self.down(x, temb, context, added)
         x = self.mid_block(x, temb, context[count])
-        if changes is not None:
-            skipped = len(states) < count  # by a step cache, whose stored output has earlier changes
+        skipped = len(states) < count  # by a step cache, whose stored output has earlier changes
+        if len(added) > count and not skipped:
+            x = ops.add(x, added[count])
+        if changes is not None and changes.mid is not None:
             x = x if skipped else ops.residual(x, changes.mid)
             states = [changed(joined, level) for joined, level in zip(states, changes.down, strict=False)]
         for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
@@ -328,11 +348,17 @@ class Pictures:
 
 
 def together(control: Sequence[Changes]) -> Changes:
-    """Return the sum of the changes of several ControlNets."""
+    """Return the sum of the changes of several ControlNets and T2I-Adapters."""
     first, *others = control
     for other in others:
-        down = [changed(a, b) for a, b in zip(first.down, other.down, strict=True)]
-        first = Changes(down, ops.residual(first.mid, other.mid))
+        down, mid = first.down or other.down, other.mid if first.mid is None else first.mid
+        if first.mid is not None and other.mid is not None:
+            down = [changed(a, b) for a, b in zip(first.down, other.down, strict=True)]
+            mid = ops.residual(first.mid, other.mid)
+        features = first.features or other.features
+        if first.features and other.features:  # these are the same in every step, and not changed in place
+            features = [ops.add(a, b) for a, b in zip(first.features, other.features, strict=True)]
+        first = Changes(down, mid, features)
     return first
 
 

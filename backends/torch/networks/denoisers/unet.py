@@ -171,27 +171,38 @@ class DownBlock(torch.nn.Module):
         self.resnets = torch.nn.ModuleList([ResidualBlock(i, o, config) for i, o in level.resnets])
         attentions = [SpatialTransformer(level, config) for _ in level.resnets] if level.depth else []
         self.attentions = torch.nn.ModuleList(attentions)
+        self.feature_last = level.resampled and not level.depth
         self.downsamplers = torch.nn.ModuleList([Resample(level.width, 2)] if level.resampled else [])
 
     def context(self, text: Tensor) -> Context:
         return contexts(self.attentions, text)
 
-    def forward(self, x: Tensor, states: list[list[Tensor]], temb: Tensor, context: Context) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        states: list[list[Tensor]],
+        temb: Tensor,
+        context: Context,
+        feature: Tensor | None = None,
+    ) -> Tensor:
         """Run the block before its downsampler: [B in h w] -> [B out h w]. Adds x and what follows on it to `states`:
-        the up block of the same level joins them."""
+        the up block of the same level joins them. feature: of a T2I-Adapter, added to the last result, or after the
+        downsampler of a block without attention."""
         joined = [x]
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)
             x = self.attentions[i](x, context[i]) if context else x
             joined.append(ops.async_eval(x))
+        if feature is not None and not self.feature_last:
+            x = joined[-1] = ops.add(x, feature)
         states.append(joined)
         return x
 
-    def downsampled(self, x: Tensor) -> Tensor:
-        """[B out h w] -> [B out h' w'], or x on the last level."""
+    def downsampled(self, x: Tensor, feature: Tensor | None = None) -> Tensor:
+        """[B out h w] -> [B out h' w'], or x on the last level. feature: as for the block."""
         for sampler in self.downsamplers:
             x = ops.stream(sampler(x), x.dtype)
-        return x
+        return ops.add(x, feature) if feature is not None and self.feature_last else x
 
 
 class MidBlock(torch.nn.Module):
@@ -209,10 +220,11 @@ class MidBlock(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes that a ControlNet adds to the results of a UNet."""
+    """The changes that a ControlNet or a T2I-Adapter adds to the results of a UNet."""
 
     down: list[list[Tensor]]  # to the states that the up blocks join, by level
-    mid: Tensor  # to the result of the mid block
+    mid: Tensor | None  # to the result of the mid block
+    features: list[Tensor]  # of a T2I-Adapter: to those of the down blocks, on which the next depend, and the mid block
 
 
 def changed(states: list[Tensor], changes: list[Tensor]) -> list[Tensor]:
@@ -259,18 +271,23 @@ class UNetHalf(torch.nn.Module):
         self.down_blocks = torch.nn.ModuleList([DownBlock(level, config) for level in config.down])
         self.mid_block = MidBlock(config.mid, config)
 
-    def time(self, features: Tensor, addition: Tensor | None) -> Tensor:
+    def time(self, features: Tensor, addition: Tensor | None, kinds: Tensor | None = None) -> Tensor:
         """Embed sinusoids of the time [1 or B, C], and for SDXL pooled text and sinusoids of the sizes [B A]: [1 or B,
-        E], after the SiLU."""
+        E], after the SiLU. kinds [1 E]: the embedding of a union's kinds, which is added."""
         temb = self.time_embedding(features)
+        temb = temb if kinds is None else ops.add(temb, kinds)
         return ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
 
-    def down(self, x: Tensor, temb: Tensor, context: list[Context]) -> tuple[Tensor, list[list[Tensor]]]:
-        """Run the down blocks on x [B C h w]. Return the result and the states that the up blocks join, by level."""
+    def down(
+        self, x: Tensor, temb: Tensor, context: list[Context], features: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, list[list[Tensor]]]:
+        """Run the down blocks on x [B C h w]. Return the result and the states that the up blocks join, by level.
+        features: of a T2I-Adapter, one for each block."""
         states: list[list[Tensor]] = []
         blocks: Iterable[Any] = self.down_blocks
-        for block, pairs in zip(blocks, context, strict=False):
-            x = block.downsampled(block(x, states, temb, pairs))
+        for i, (block, pairs) in enumerate(zip(blocks, context, strict=False)):
+            feature = features[i] if features else None
+            x = block.downsampled(block(x, states, temb, pairs, feature), feature)
         return x, states
 
 
@@ -303,10 +320,13 @@ class UNetModel(UNetHalf):
         temb = self.time(features, addition)
         keys = context[count][0][0][0]  # in the dtype of most convolutions
         x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
-        x, states = self.down(x, temb, context)
+        added = [] if changes is None else changes.features
+        x, states = self.down(x, temb, context, added)
         x = self.mid_block(x, temb, context[count])
-        if changes is not None:
-            skipped = len(states) < count  # by a step cache, whose stored output has earlier changes
+        skipped = len(states) < count  # by a step cache, whose stored output has earlier changes
+        if len(added) > count and not skipped:
+            x = ops.add(x, added[count])
+        if changes is not None and changes.mid is not None:
             x = x if skipped else ops.residual(x, changes.mid)
             states = [changed(joined, level) for joined, level in zip(states, changes.down, strict=False)]
         for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
@@ -326,11 +346,17 @@ class Pictures:
 
 
 def together(control: Sequence[Changes]) -> Changes:
-    """Return the sum of the changes of several ControlNets."""
+    """Return the sum of the changes of several ControlNets and T2I-Adapters."""
     first, *others = control
     for other in others:
-        down = [changed(a, b) for a, b in zip(first.down, other.down, strict=True)]
-        first = Changes(down, ops.residual(first.mid, other.mid))
+        down, mid = first.down or other.down, other.mid if first.mid is None else first.mid
+        if first.mid is not None and other.mid is not None:
+            down = [changed(a, b) for a, b in zip(first.down, other.down, strict=True)]
+            mid = ops.residual(first.mid, other.mid)
+        features = first.features or other.features
+        if first.features and other.features:  # these are the same in every step, and not changed in place
+            features = [ops.add(a, b) for a, b in zip(first.features, other.features, strict=True)]
+        first = Changes(down, mid, features)
     return first
 
 

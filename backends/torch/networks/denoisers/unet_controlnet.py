@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers.unet_controlnet import UNetControlNetConfig
 from qwenimg.common.runtime.engine import NumpyArray
+
+Config = TypeVar("Config", bound=UNetControlNetConfig)
+Model = TypeVar("Model", bound="UNetControlNet")
 
 
 class PictureEmbedding(torch.nn.Module):
@@ -64,17 +68,18 @@ class UNetControlNet(UNetHalf):
         picture: Tensor,
         context: list[Context],
         addition: Tensor | None = None,
+        kinds: Tensor | None = None,
     ) -> Changes:
         """Return the changes for latents [B in h w], sinusoids of the time [1 or B, C] and an embedded picture
-        [1 C h w]. context, addition: as for the UNet."""
-        temb = self.time(features, addition)
+        [1 C h w]. context, addition: as for the UNet; kinds [1 E]: the embedding of a union's kinds."""
+        temb = self.time(features, addition, kinds)
         keys, _ = context[-1][0][0]
         x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
         x, states = self.down(ops.add(x, picture), temb, context)
         mid = self.controlnet_mid_block(self.mid_block(x, temb, context[-1]))
         layers = iter(self.controlnet_down_blocks)
         down = [[next(layers)(state) for state in level] for level in states]
-        return Changes(down, ops.async_eval(mid))
+        return Changes(down, ops.async_eval(mid), [])
 
 
 # Runner
@@ -89,7 +94,41 @@ class Condition:
     branches: int
 
 
-class Runner(LoadedNetwork[UNetControlNetConfig, UNetControlNet]):
+class ControlRunner(LoadedNetwork[Config, Model]):
+    """The parts that the runners of ControlNets share."""
+
+    def embedded(self, picture: Tensor, context: list[Context]) -> Tensor:
+        """Embed the pixels of a picture [1 3 H W], in the order of the pipeline: [1 C h w]."""
+        keys, _ = context[-1][0][0]
+        return self.model.picture(images.laid_out(images.from_bchw(picture), keys.dtype))
+
+    def changes(
+        self,
+        x: Tensor,
+        step: NumpyArray,
+        condition: Condition,
+        picture: Tensor,
+        scales: Sequence[float],
+        kinds: Tensor | None = None,
+    ) -> Changes:
+        """Return the scaled changes under an embedded picture [1 C h w]."""
+        latents = ops.repeated(x[:, : self.config.in_channels], condition.controlled)
+        features = ops.table(step, self.table_dtype, self.device)
+        more = (condition.context, condition.addition, kinds)
+        made = self.model(images.from_bchw(latents), features, picture, *more)
+        sizes, count = iter(scales), condition.branches
+        down = [[self.scaled(change, next(sizes), count) for change in level] for level in made.down]
+        assert made.mid is not None
+        return Changes(down, self.scaled(made.mid, next(sizes), count), [])
+
+    def scaled(self, change: Tensor, scale: float, branches: int) -> Tensor:
+        """Return a change [N C h w] times `scale`, of each channel the mean if the network has it so, and zeros for
+        the rest of the branches."""
+        change = ops.channel_means(change) if self.config.global_pool_conditions else change
+        return ops.with_zeros(change if scale == 1 else change * scale, branches)
+
+
+class Runner(ControlRunner[UNetControlNetConfig, UNetControlNet]):
     network, role = UNetControlNet, "transformer"
 
     @ops.computes
@@ -100,23 +139,10 @@ class Runner(LoadedNetwork[UNetControlNetConfig, UNetControlNet]):
         rows, branches = extra
         addition = None if rows is None else ops.table(rows, self.table_dtype, self.device)
         context = self.model.context(ops.table(texts, self.table_dtype, self.device))
-        keys, _ = context[-1][0][0]
-        pixels = images.laid_out(images.from_bchw(picture), keys.dtype)
-        return Condition(context, addition, self.model.picture(pixels), len(texts), branches)
+        return Condition(context, addition, self.embedded(picture, context), len(texts), branches)
 
     @ops.computes
     def predict(self, x: Tensor, step: NumpyArray, condition: Condition, scales: Sequence[float]) -> Changes:
         """Return the changes for x [1 C h w] and sinusoids of the time, in the order of the pipeline. scales: one for
         each change, the mid block's last."""
-        latents = ops.repeated(x[:, : self.config.in_channels], condition.controlled)
-        features = ops.table(step, self.table_dtype, self.device)
-        made = self.model(images.from_bchw(latents), features, condition.picture, condition.context, condition.addition)
-        sizes, count = iter(scales), condition.branches
-        down = [[self.scaled(change, next(sizes), count) for change in level] for level in made.down]
-        return Changes(down, self.scaled(made.mid, next(sizes), count))
-
-    def scaled(self, change: Tensor, scale: float, branches: int) -> Tensor:
-        """Return a change [N C h w] times `scale`, of each channel the mean if the network has it so, and zeros for
-        the rest of the branches."""
-        change = ops.channel_means(change) if self.config.global_pool_conditions else change
-        return ops.with_zeros(change if scale == 1 else change * scale, branches)
+        return self.changes(x, step, condition, condition.picture, scales)

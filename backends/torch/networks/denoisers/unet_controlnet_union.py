@@ -1,0 +1,125 @@
+"""A ControlNet Union. What is unusual about it: `qwenimg.common.networks.denoisers.unet_controlnet_union`.
+
+B batch, S text tokens, C channels, E channels of the time embedding, N pictures, h w latents, H W pixels. Attribute
+paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.denoisers import unet_controlnet
+from qwenimg.backends.torch.networks.denoisers.unet import Changes, Embedding
+from qwenimg.backends.torch.networks.denoisers.unet_controlnet import ControlRunner, UNetControlNet
+from qwenimg.backends.torch.ops import images
+from qwenimg.common.networks.denoisers.unet import LAYER_NORM_EPS, MLP_RATIO
+from qwenimg.common.networks.denoisers.unet_controlnet_union import UNetControlNetUnionConfig
+from qwenimg.common.runtime.engine import NumpyArray
+
+
+class Values(torch.nn.Module):
+    """The attention of a token over equal rows of a batch: its values alone."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.in_proj = ops.Linear(width, 3 * width)
+        self.out_proj = ops.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1 N C] -> [1 N C]."""
+        return self.out_proj(self.in_proj(x)[..., 2 * x.shape[-1] :])
+
+
+class FeedForward(torch.nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.c_fc = ops.Linear(width, MLP_RATIO * width)
+        self.c_proj = ops.Linear(MLP_RATIO * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(ops.quick_gelu(self.c_fc(x)))
+
+
+class TokenLayer(torch.nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.attn = Values(width)
+        self.ln_1 = ops.LayerNorm(width, LAYER_NORM_EPS)
+        self.mlp = FeedForward(width)
+        self.ln_2 = ops.LayerNorm(width, LAYER_NORM_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1 N C] -> [1 N C]."""
+        x = ops.add(x, self.attn(self.ln_1(x)))
+        return ops.add(x, self.mlp(self.ln_2(x)))
+
+
+class UNetControlNetUnion(UNetControlNet):
+    def __init__(self, config: UNetControlNetUnionConfig, stream: torch.dtype):
+        super().__init__(config, stream)
+        width = config.num_trans_channel
+        self.task_embedding = ops.Embedding(config.num_control_type, width)
+        self.transformer_layes = torch.nn.ModuleList([TokenLayer(width) for _ in range(config.num_trans_layer)])
+        self.spatial_ch_projs = ops.Linear(width, config.num_proj_channel)
+        self.control_add_embedding = Embedding(config.kind_channels, config.time_width)
+
+    def together(self, pictures: list[Tensor], kinds: Tensor, scales: Sequence[float]) -> Tensor:
+        """Return the sum of embedded pictures [1 C h w] of these `kinds` [N], each with what comes of its token, times
+        its scale."""
+        scaled = [picture if scale == 1 else picture * scale for picture, scale in zip(pictures, scales, strict=True)]
+        total = None
+        for i, (picture, scale) in enumerate(zip(pictures, scales, strict=True)):
+            means = ops.channel_means(picture)
+            token = ops.add(images.tokens(means), self.task_embedding(kinds[i : i + 1])[None]) * scale
+            for layer in self.transformer_layes:
+                token = layer(token)
+            offset = images.image(self.spatial_ch_projs(token), means) * scale
+            part = ops.add(scaled[i], offset)
+            total = part if total is None else ops.add(total, part)
+        assert total is not None
+        return total
+
+
+# Runner
+
+
+@dataclass(frozen=True)
+class Condition(unet_controlnet.Condition):
+    pictures: list[Tensor]  # [1 C h w] of each; `picture` is the first
+    kinds: Tensor  # [N] of the pictures
+    embedding: Tensor  # [1 E] of all kinds
+
+
+class Runner(ControlRunner[UNetControlNetUnionConfig, UNetControlNetUnion]):
+    network, role = UNetControlNetUnion, "transformer"
+
+    @ops.computes
+    def condition(
+        self,
+        texts: NumpyArray,
+        extra: tuple[NumpyArray | None, int, NumpyArray, NumpyArray],
+        pictures: Sequence[Tensor],
+    ) -> Condition:
+        """Prepare text states [N S C] and the pixels of pictures, each [1 3 H W], in the order of the pipeline, once.
+        extra: as for a ControlNet, and the kind of each picture and sinusoids of 0 or 1 for each kind [1 K]."""
+        rows, branches, kinds, flags = extra
+        addition = None if rows is None else ops.table(rows, self.table_dtype, self.device)
+        context = self.model.context(ops.table(texts, self.table_dtype, self.device))
+        seen = [self.embedded(picture, context) for picture in pictures]
+        numbers = ops.placed(kinds, self.device)
+        embedding = self.model.control_add_embedding(ops.table(flags, self.table_dtype, self.device))
+        return Condition(context, addition, seen[0], len(texts), branches, seen, numbers, embedding)
+
+    @ops.computes
+    def predict(
+        self, x: Tensor, step: NumpyArray, condition: Condition, scales: tuple[Sequence[float], Sequence[float]]
+    ) -> Changes:
+        """Return the changes, as of a ControlNet. scales: of the pictures, and of the changes."""
+        of_pictures, of_changes = scales
+        picture = self.model.together(condition.pictures, condition.kinds, of_pictures)
+        return self.changes(x, step, condition, picture, of_changes, condition.embedding)
