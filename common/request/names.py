@@ -36,7 +36,6 @@ UPSCALERS_THERE = {
     "R-ESRGAN General WDN 4xV3": "realesr-general-wdn-x4v3",
     "R-ESRGAN AnimeVideo": "realesr-animevideov3",
 }
-ENLARGER_SPELLINGS = {there.lower(): ours for there, ours in (ENLARGERS_THERE | UPSCALERS_THERE).items()}
 # AUTOMATIC1111's names of the fills, in the order of their numbers in its API.
 FILLS_THERE = {"fill": "fill", "original": "original", "latent noise": "noise", "latent nothing": "nothing"}
 

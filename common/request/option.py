@@ -44,7 +44,7 @@ class Option:
     """Makes the values of a text, or of a list of texts. Its flag: a text may name a file. Raises UsageError."""
     checks: Callable[[Any], object] | None = None  # raises UsageError
     names: Callable[[], Sequence[str]] | None = None  # returns all values
-    spellings: Mapping[str, str] = field(default_factory=dict)  # ours for other programs' values in lower case
+    spellings: Mapping[str, str] = field(default_factory=dict)  # ours for other programs' values, in any case
     words: tuple[str, ...] = ()  # all values, if the command line itself refuses others
     bare: int | None = None  # its value if the command line gives it without one
     again: str = ""  # the option whose second use gives this one, which is then not in the help
@@ -116,7 +116,8 @@ class Option:
             return self.parse(value, files)
         if self.kind is str and not isinstance(value, str):
             raise UsageError(f"{self.name} is {type(value).__name__}; expected a text")
-        return self.spellings.get(value.strip().lower(), value) if isinstance(value, str) else value
+        plain = value.strip().lower() if isinstance(value, str) else None
+        return next((ours for theirs, ours in self.spellings.items() if theirs.lower() == plain), value)
 
     def plain(self, value: Any) -> Any:
         """Return `value` as JSON has it: parsed values as one text."""

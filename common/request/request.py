@@ -215,7 +215,7 @@ class Request:
         help="what enlarges the picture: lanczos, nearest, latent, latent-bicubic, ..., or an upscaler: its file, or "
         "its name in the folders of models; default {default}", section="Second pass", metavar="NAME|FILE",
         aliases=("hires-upscaler", "hr-upscaler"), checks=names.check_enlarger, recorded="used", needs="hires",
-        spellings=names.ENLARGER_SPELLINGS,
+        spellings=names.ENLARGERS_THERE | names.UPSCALERS_THERE,
     ))  # fmt: skip
     controls: tuple[Control, ...] = option((), Option(
         name="control",
