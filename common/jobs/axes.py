@@ -154,17 +154,17 @@ class Grid:
         prompt = str(self.base["prompt"])
         for axis in self.axes:
             axis.check(prompt)
+        columns = self.x.labels()
+        rows = [None] if self.y is None else self.y.labels()
         cells: list[tuple[tuple[str, ...], Options]] = []
-        for row in range(1 if self.y is None else len(self.y.values)):
-            for column in range(len(self.x.values)):
+        for row, below in enumerate(rows):
+            for column, label in enumerate(columns):
                 more = self.x.cell(column, prompt)
-                labels: tuple[str, ...] = (self.x.labels()[column],)
                 if self.y is not None:
                     more = more | self.y.cell(row, more.get("prompt", prompt))
-                    labels += (self.y.labels()[row],)
                 options = merged(self.base, more)
                 check(options)
-                cells.append((labels, options))
+                cells.append(((label,) if below is None else (label, below), options))
         return cells
 
 

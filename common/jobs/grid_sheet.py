@@ -16,16 +16,16 @@ def grid_png(paths: Sequence[Path], labels: Sequence[tuple[str, ...]], columns: 
     import numpy as np
     from PIL import ImageFont
 
-    from qwenimg.common.pictures.input import read_image
+    from qwenimg.common.pictures.input import read_image, read_size
     from qwenimg.common.pictures.labelled_sheet import SheetTile, scaled, sheet
     from qwenimg.common.pictures.pixels import over_white
     from qwenimg.common.pictures.png import encode_png
     from qwenimg.common.request.recipe import XMP
 
-    shapes = [read_image(path)[0].shape for path in paths]
-    tallest = max(height / width for height, width, _ in shapes)
+    sizes = [read_size(path) for path in paths]
+    tallest = max(height / width for width, height in sizes)
     most = math.isqrt(int(MAX_PIXELS / (tallest * len(paths))))
-    side = min(max(width for _, width, _ in shapes), MOST_SIDE, max(1, most))
+    side = min(max(width for width, _ in sizes), MOST_SIDE, max(1, most))
     tiles = []
     for path, lines in zip(paths, labels, strict=True):
         pixels = over_white(read_image(path)[0])

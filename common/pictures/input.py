@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from qwenimg.common.pictures.texts import format_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Result = TypeVar("Result")
 
 _READ = "PNG, JPEG, WebP, BMP, GIF or TIFF picture"
 _HEIF = (b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif")
@@ -38,7 +40,15 @@ def read_image(source: Path | OpenFile) -> tuple[Uint8, list[str]]:
     line for each conversion. Closes the file. Raises ModelError.
 
     It is turned as its EXIF says and converted to sRGB."""
-    return _read(source, input_pixels.srgb)
+    pixels, lines = _read(source, input_pixels.srgb)
+    return np.ascontiguousarray(pixels), lines
+
+
+def read_size(source: Path | OpenFile) -> tuple[int, int]:
+    """Return the width and height of the image at a path, or in an open file, as they are stored. No pixel is decoded.
+    Closes the file. Raises ModelError."""
+    size, _ = _read(source, lambda picture: (picture.size, []))
+    return size
 
 
 def read_mask(source: Path | OpenFile, like: Uint8, *, transparent: bool = False) -> tuple[Uint8, list[str]]:
@@ -51,7 +61,8 @@ def read_mask(source: Path | OpenFile, like: Uint8, *, transparent: bool = False
         mask, more = input_pixels.fitted(mask, like)
         return mask, notes + more
 
-    return _read(source, decode)
+    mask, lines = _read(source, decode)
+    return np.ascontiguousarray(mask), lines
 
 
 def check_bytes(file: OpenFile) -> None:
@@ -60,8 +71,8 @@ def check_bytes(file: OpenFile) -> None:
         raise bad(file.path, f"has {file.size / 1e6:,.0f} MB; pictures of at most {MAX_FILE / 1e6:,.0f} MB are read")
 
 
-def _read(source: Path | OpenFile, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tuple[Uint8, list[str]]:
-    """Decode the image of `source` with `decode`, once its header has passed the limits."""
+def _read(source: Path | OpenFile, decode: Callable[[Image], tuple[Result, list[str]]]) -> tuple[Result, list[str]]:
+    """Return the result of `decode` for the image of `source`, once its header has passed the limits."""
     from PIL import Image, UnidentifiedImageError
 
     with closing(open_source(source)) as file:
@@ -78,7 +89,7 @@ def _read(source: Path | OpenFile, decode: Callable[[Image], tuple[Uint8, list[s
                 Image.open(stream, formats=(kind,)) as picture,
             ):
                 _check_size(path, picture, several)
-                pixels, notes = decode(picture)
+                result, notes = decode(picture)
                 notes = [*([input_pixels.SEVERAL] if frames else []), *notes]
                 file.check_unchanged()
         except ModelError:
@@ -90,7 +101,7 @@ def _read(source: Path | OpenFile, decode: Callable[[Image], tuple[Uint8, list[s
         # Pillow's decoders raise errors of many types; in every case the file is at fault.
         except Exception as error:
             raise bad(path, f"cannot be read as a {_READ}: {clean(error, 80)}") from None
-    return np.ascontiguousarray(pixels), [f"{clean(path.name, 60)}: {line}" for line in notes]
+    return result, [f"{clean(path.name, 60)}: {line}" for line in notes]
 
 
 def _stream(file: OpenFile, kind: str) -> tuple[IO[bytes], bool, bool]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -237,3 +239,42 @@ def test_a_picture_that_cannot_be_made_larger_is_kept(folder: Path) -> None:
     assert json.loads(read_texts(files[0])["qwenimg"])["seed"] == 1
     out = cli(*draw, "-s", "1", "--upscale", "2", "--upscale-with", "huge.safetensors", "-o", "-")
     assert out.code == 6 and Image.open(io.BytesIO(out.out)).size == (64, 64)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
+def test_memory_with_a_model_is_as_planned(backend: str, folder: Path) -> None:
+    """`plan --upscale` beside a model in memory, at a published width, against what the device or process then has."""
+    network = as_safetensors(folder / "e.safetensors", upscalers.rrdbnet(1, 64, 32))
+    size = ("--size", "192x192", "--steps", "1", "--backend", backend)
+    ran = cli("plan", "-m", "shapes", *size, "--upscale", "4", "--upscale-with", str(network), "--json")
+    stage = json.loads(ran.out)["stages"][-1]
+    code = """
+import sys
+import numpy as np
+import qwenimg
+sys.path.insert(0, sys.argv[3])
+from measure_upscaling import _now
+from pathlib import Path
+from qwenimg.common.hub.network_search import read_upscaler, upscaling
+backend = sys.argv[1]
+pipe = qwenimg.load("shapes", backend)
+pixels = pipe("a red circle", width=192, height=192, steps=1, seed=1).pixels
+ready = upscaling(read_upscaler(Path(sys.argv[2])), pipe.engine, "fp32", None, lambda kind, text: None)
+ready.enlarged(np.zeros((16, 16, 3), np.uint8), 4)
+before = _now(backend)
+pipe.engine.peak_memory()
+pipe.engine.expect(ready.plan(192, 192, 4).largest.activations)
+ready.enlarged(pixels, 4)
+print(before, pipe.engine.peak_memory())
+"""
+    tools = str(Path(__file__).parents[2] / "tools")
+    command = [sys.executable, "-c", code, backend, str(network), tools]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    before, peak = map(int, output.split()[-2:])
+    measured = (
+        peak if backend == "mlx" else peak - before + stage["weights_bytes"]
+    )  # a process has more than its weights
+    ratio = stage["peak_bytes"] / measured
+    print(f"{backend}: planned {stage['peak_bytes'] / 1e6:.0f} MB, measured {measured / 1e6:.0f}, {ratio:.3f} of that")
+    assert stage["name"] == "upscale" and abs(ratio - 1) <= 0.1
