@@ -47,7 +47,7 @@ def controls(net: Path, case: dict[str, Any]) -> list[Control]:
     count = len(case["kinds"])
     windows = case.get("windows", [(0.0, 1.0)] * count)
     each = zip(case["kinds"], case["scales"], windows, (WIDE, HIGH), strict=False)
-    return [Control(str(net), "a", kind, scale, *window, picture) for kind, scale, window, picture in each]
+    return [Control(str(net), "a", kind, scale, *window, picture=picture) for kind, scale, window, picture in each]
 
 
 def theirs(folder: Path, net: Path, case: dict[str, Any], ending: str = "", **more: Any) -> Any:
