@@ -219,6 +219,7 @@ class Pipeline:
         skipped, added, mode, files = call_options.checked(
             clip_skip=clip_skip, lora=lora, lora_mode=lora_mode, embedding=embedding
         )
+        added = self._find_loras(added)
 
         def announced() -> None:
             self._adapt(added, mode)

@@ -401,6 +401,10 @@ def test_every_command_that_opens_a_model_finds_it_by_name(
     pipe = qwenimg.load("tiny", "cpu", models_dir=comfy)
     assert pipe.model_name == "tiny"
     assert pipe.resolve({"lora": "style:0.5"})["lora"] == (Lora(f"{comfy}/models/loras/style.safetensors", 0.5),)
+    with pytest.raises(
+        ModelError, match=r"models/loras/style.safetensors: has only 1 bytes"
+    ):  # grids and batches prepare
+        pipe.prepare(["a circle"], lora="style:0.5")
     with pytest.raises(UsageError, match="models_dir is 5; expected a text or a path"):
         qwenimg.load("tiny", "cpu", models_dir=[5])
 

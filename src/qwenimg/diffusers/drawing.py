@@ -56,6 +56,7 @@ MISSING = by_name({
     "a call encodes its prompts and decodes itself": "encode_prompt prepare_latents decode_latents check_inputs",
     "the step cache is step_cache=0.1 of a call": "enable_cache disable_cache",
 })  # fmt: skip
+_FRESH = "give a list of fresh torch.Generator().manual_seed(n), one for each picture, for a recipe that does"
 PARTS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
 Shape: TypeAlias = tuple[int, ...]
 
@@ -141,6 +142,8 @@ class DrawingPipeline:
         finished = _finisher(given)
         shape = partial(self._noise_shape, prompts[0], options)
         runs = generators.starts(given.get("generator"), len(prompts), shape)
+        if any("latents" in run for run in runs):
+            self._warn("generator", "generator: this noise has no seed, so that no recipe draws it again; " + _FRESH)
         if (latents := given.get("latents")) is not None:
             latents = _array(latents)
             if len(prompts) > 1 and len(latents) != len(prompts):

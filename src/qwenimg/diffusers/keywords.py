@@ -91,7 +91,8 @@ def _check_known(name: str, row: Row, key: str) -> None:
         raise UnknownOption(f"{name} takes no true_cfg_scale; give guidance_scale")
     if key in (*mapped, "cfg_normalization", "use_en_prompt") or key in OPTIONS:
         return
-    if near := get_close_matches(key[:100], mapped, n=1):
+    taken = [one for one in mapped if one not in _REFUSED]
+    if near := ["num_inference_steps"] if "steps" in key else get_close_matches(key[:100], taken, n=1):
         raise UnknownOption(f"{name}: unknown option {clean(key, 40)!r}: did you mean {near[0]}?")
     try:
         call_options.check_names([key])
