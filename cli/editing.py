@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import click
+
 from qwenimg.common.base.errors import NotHere, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.load_options import LOAD_OPTIONS
@@ -26,6 +28,7 @@ def as_run(args: Sequence[str], first: First, values: Callable[[Sequence[str]], 
     word = words.pop(0)
     given = values(rest)
     if {"--help", "-h", "--help-all"} & {*rest}:
+        click.echo(f"Usage: {USAGE[word]} [OPTIONS]\n\nThe options are those of a picture, as without {word}:\n")
         return rest
     pictures = [one for one in words if _is_picture(one)]
     texts = [one for one in words if not _is_picture(one)]

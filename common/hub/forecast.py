@@ -202,7 +202,9 @@ def instead(name: str, engine: OnPaper) -> str:
     best = first(engine)
     if not best.fits or best.model.name == name:
         return ""
-    return f"; the best for this machine: {best.model.name} ({size_text(best.model.bytes)}{_duration(best)})"
+    return (
+        f"; of all models the best for this machine: {best.model.name} ({size_text(best.model.bytes)}{_duration(best)})"
+    )
 
 
 def _duration(one: FitForecast) -> str:

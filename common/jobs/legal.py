@@ -66,7 +66,8 @@ def check_replay(replay: Replay, given: Mapping[str, object], model: str | None)
     for key, option in (RECORDED | _LAST).items():
         if key in replay.used and given[key] is None:
             what = "" if key.endswith("sha256") else f" ({clean(replay.used[key], 60)})"
-            raise UsageError(f"--from: that picture was made with {option}{what}; give the same")
+            other = ", or --hires-with lanczos" if key == "hires_with" else ""
+            raise UsageError(f"--from: that picture was made with {option}{what}; give the same{other}")
     check_model(replay, model)
 
 
