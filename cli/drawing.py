@@ -16,7 +16,7 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.load_options import LoadOptions
-from qwenimg.common.jobs.image_options import Options, option_in, parse
+from qwenimg.common.jobs.image_options import Options, is_enlarged, option_in, parse
 from qwenimg.common.jobs.job import InputFiles, Inputs, Job, jobs_of, makes_folder, with_paths
 from qwenimg.common.jobs.legal import check_cache, check_forms, check_pictures, read_noise, read_pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from qwenimg import Pipeline, Step
     from qwenimg.common.hub.model_folders import ModelFolders
     from qwenimg.common.memory.estimate import Estimate
-    from qwenimg.common.upscaling.network_file import Upscaler
-    from qwenimg.common.upscaling.record import Enlargement
 
 MOST = 20  # the most faults of a prompt file that are reported one by one if they end the run
 Open = Callable[[LoadOptions, Callable[[str, str], None]], "Pipeline"]
@@ -60,8 +58,6 @@ class Run:
     pattern: str | None  # the value of -o
     output: Output
     preview: bool
-    upscale: int | None = None
-    upscale_with: str | None = None
 
 
 def parsed(given: Mapping[str, Any], opening: LoadOptions) -> Run:
@@ -71,10 +67,8 @@ def parsed(given: Mapping[str, Any], opening: LoadOptions) -> Run:
     check_forms(options, given["output"], given["latents"], given["save_latents"])
     if (prompt := prompt_of(given)) is not None:
         options["prompt"] = prompt
-    if given["devices"] > 1 and (given["upscale"] is not None or given["upscale_with"] is not None):
-        raise UsageError(
-            "--upscale: one device makes pictures larger; leave out --devices, or: qwenimg upscale PICTURE"
-        )
+    if given["devices"] > 1:
+        _check_enlarged(options)
     folders = None
     if opening.models_dir:
         from qwenimg.common.hub.part_files import located
@@ -103,15 +97,22 @@ def parsed(given: Mapping[str, Any], opening: LoadOptions) -> Run:
         pattern=given["output"],
         output=output,
         preview=given["preview"] or opening.preview_with is not None,
-        upscale=given["upscale"],
-        upscale_with=given["upscale_with"],
     )
+
+
+def _check_enlarged(options: Options) -> None:
+    """Raise UsageError for a picture that several devices would make larger."""
+    if is_enlarged(options):
+        raise UsageError(
+            "--upscale: one device makes pictures larger; leave out --devices, or: qwenimg upscale PICTURE"
+        )
 
 
 def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
     """Generate all images of a run, and return the exit code. As many errors as possible are raised before a model is
     opened."""
     from qwenimg.common.hub import resolve
+    from qwenimg.common.hub.job_upscalers import JobUpscalers
 
     jobs, failed = _jobs(wanted, report)
     _check_files(wanted, jobs)
@@ -122,14 +123,15 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
         jobs = passing_jobs(
             jobs, lambda job: advice.check(job.prompt, job.get("few_steps")), report, failed, keep_going=keep_going
         )
-    upscaler = _upscaler(wanted)
+    upscalers = JobUpscalers(wanted.opening.models_dir)
     for folder in {job.path.parent for job in jobs if job.path is not None}:
         atomic_files.sweep(folder)
     try:
+        jobs = passing_jobs(jobs, upscalers.check, report, failed, keep_going=keep_going)
         pipe = opens(replace(opening, compile="auto"), report.notify)
-        if upscaler is not None:
-            output = replace(output, larger=_enlargement(wanted, upscaler, pipe))
-        by = 1 if output.larger is None else output.larger.by
+        if pipe.engine.group is not None:
+            jobs = passing_jobs(jobs, lambda job: _check_enlarged(job.options), report, failed, keep_going=keep_going)
+        output = replace(output, larger=lambda job: upscalers.enlargement(job, pipe.runtime))
         jobs = [completed(pipe, job, inputs, output.views) for job in jobs]
         check_files(jobs, output)
         if output.save_latents is not None and len({(job.get("width"), job.get("height")) for job in jobs}) > 1:
@@ -137,7 +139,7 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
         expected: list[Estimate] = []
         jobs = passing_jobs(
             jobs,
-            lambda job: expected.append(estimated(pipe, job, inputs, metadata=output.metadata, by=by)),
+            lambda job: expected.append(estimated(pipe, job, inputs, output)),
             report,
             failed,
             keep_going=keep_going,
@@ -155,30 +157,8 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
             listener = RunReport(report, stop, failed, alone=pipe.engine.group is None)
             return listener.code(run(pipe, jobs, inputs, output, listener))
     finally:
-        if upscaler is not None:
-            upscaler.close()
+        upscalers.close()
         report.give_up()
-
-
-def _upscaler(wanted: Run) -> Upscaler | None:
-    """Find and check the upscaler of --upscale; None without the option."""
-    if wanted.upscale is None and wanted.upscale_with is None:
-        return None
-    from qwenimg.common.hub.model_folders import read_folders
-    from qwenimg.common.hub.network_search import find_upscaler, read_upscaler
-
-    folders = read_folders(()) if wanted.folders is None else wanted.folders
-    return read_upscaler(find_upscaler(wanted.upscale_with, folders, "--upscale-with"))
-
-
-def _enlargement(wanted: Run, upscaler: Upscaler, pipe: Pipeline) -> Enlargement:
-    from qwenimg.common.hub.network_search import upscaling
-    from qwenimg.common.upscaling.record import Enlargement
-
-    ready = upscaling(upscaler, pipe.engine, "fp32", wanted.opening.limit, pipe.runtime.notify)
-    by = upscaler.scale if wanted.upscale is None else wanted.upscale
-    ready.passes(by)
-    return Enlargement(upscaling=ready, by=by)
 
 
 def _real_model(backend: str) -> str:

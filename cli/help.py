@@ -51,8 +51,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Control": ("keep_control",),
     "Model": ("devices", "step_cache_check"),
     "Output": (
-        "output", "stack", "sheet", "overwrite", "save_latents", "upscale", "upscale_with",
-        "preview", "no_metadata", "json", "quiet", "debug",
+        "output", "stack", "sheet", "overwrite", "save_latents", "preview", "no_metadata", "json", "quiet", "debug",
     ),
 }  # fmt: skip
 # The options that most people need, in that order; --help-all shows the rest.

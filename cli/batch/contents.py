@@ -1,4 +1,4 @@
-"""Hashes of the files that requests name: LoRAs, embeddings, control networks and their pictures."""
+"""Hashes of the files that requests name: LoRAs, embeddings, control networks and their pictures, upscalers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.model_folders import ModelFolders
 from qwenimg.common.hub.network_search import embeddings as embeddings_in
-from qwenimg.common.hub.network_search import find_control, find_embedding
-from qwenimg.common.jobs.image_options import Options
+from qwenimg.common.hub.network_search import find_control, find_embedding, find_upscaler
+from qwenimg.common.jobs.image_options import Options, is_enlarged
 from qwenimg.common.pictures.input import check_bytes
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request.loras import find_file
@@ -69,6 +69,11 @@ def contents(folders: ModelFolders) -> Contents:
         with closing(open_regular(find_embedding(source, folders))) as file:
             return sha256(file)
 
+    @cache
+    def upscaler(name: str | None) -> str:
+        with closing(open_regular(find_upscaler(name, folders, "--upscale-with"))) as file:
+            return sha256(file)
+
     def hashes(options: Options) -> dict[str, Any]:
         values: dict[str, Any] = {}
         if loras := options.get("lora"):
@@ -81,6 +86,8 @@ def contents(folders: ModelFolders) -> Contents:
                 [network(one.network), picture(one.file), one.preprocessor, one.scale, one.start, one.end]
                 for one in controls
             ]
+        if is_enlarged(options):
+            values["upscale_with"] = upscaler(options.get("upscale_with"))
         return values
 
     return hashes

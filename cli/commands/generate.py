@@ -70,12 +70,6 @@ _SETTINGS = {
     metavar="FILE",
     help="Also write the final latents, as .npy or .safetensors.",
 )
-@click.option(
-    "--upscale", type=click.IntRange(1, 16), metavar="2|4", help="Make each picture so many times as wide and high."
-)
-@click.option(
-    "--upscale-with", metavar="FILE", help="The upscaler of --upscale: a file (ESRGAN), or its name in --models-dir."
-)
 @click.option("--preview", is_flag=True, help="Show the picture while it is drawn: in the terminal, or in a file.")
 @click.option("--keep-control", is_flag=True, help="Also write the edges that canny@PICTURE finds, beside the picture.")
 @click.option("--no-metadata", is_flag=True, help="Leave the recipe out of the picture.")

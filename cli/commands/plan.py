@@ -318,7 +318,8 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     images: dict[str, Any] = {"image": inputs.images} if inputs.images else pipe.model.inputs.placeholder()
     masked = given["mask"] is not None and (inputs.images or options.get("control"))
     images |= {"mask": given["mask"]} if masked else {}
-    known = {name: value for name, value in options.items() if name not in ("seed", "num_images")}
+    known = image_options.of_request(options)
+    known = {name: value for name, value in known.items() if name not in ("seed", "num_images")}
     options = completed(pipe, Job(options=known, seeds=(0,)), inputs).options
     if given["few_steps"] and not given["lora"]:
         options = without_missing_loras(options)

@@ -88,6 +88,7 @@ class ImageJob:
             thumbnail=self.is_kept,
             partial=self.partial,
             enlarging=self.enlarging,
+            seconds=self.deadline,
         )
 
     def notify(self, name: Literal["state", "step", "picture", "end"], **data: Any) -> None:

@@ -24,7 +24,7 @@ from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, Usa
 from qwenimg.common.jobs.job import Inputs, Job
 from qwenimg.common.jobs.legal import read_pictures
 from qwenimg.common.jobs.pace import PreviewPace, is_due
-from qwenimg.common.jobs.run import completed, estimated, prepare
+from qwenimg.common.jobs.run import Output, completed, estimated, prepare
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.pictures import layer_files
 from qwenimg.common.request.request import Defaults, enlarged
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from qwenimg.common.pictures.pixels import Uint8
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
+    from qwenimg.common.upscaling.record import Enlargement
 
 THUMBNAIL = 320  # pixels
 
@@ -145,6 +146,8 @@ class DrawingProcess:
 
     def draw(self, task: messages.Draw) -> None:
         """Draw the pictures of a job, and send them and `Finished`."""
+        from qwenimg.common.hub.job_upscalers import JobUpscalers
+
         code, text, refused, is_checking = 0, "", False, False
         try:
             pipe = self._opened(task.model)
@@ -157,15 +160,17 @@ class DrawingProcess:
             inputs, notes = _inputs(task.job)
             jobs = [completed(pipe, job, inputs) for job in task.job.split(pipe.wildcards)]
             jobs = jobs[task.first // max(1, jobs[0].layers) :]  # layers are kept one by one
-            if jobs:  # else a server was killed between the last picture and the end of the job
-                _check(pipe, jobs[0], inputs, task.suffix)
-                prepare(pipe, jobs, inputs)
-            is_checking = False
-            for job in jobs:
-                if task.id in self._halts:
-                    break
-                self._skips.discard(task.id)
-                self._draw_one(pipe, job, inputs, task, notes)
+            with closing(JobUpscalers(self.models[task.model].models_dir)) as upscalers:
+                output = Output(larger=lambda job: upscalers.enlargement(job, pipe.runtime))
+                if jobs:  # else a server was killed between the last picture and the end of the job
+                    _check(pipe, jobs[0], inputs, task, output)
+                    prepare(pipe, jobs, inputs)
+                is_checking = False
+                for job in jobs:
+                    if task.id in self._halts:
+                        break
+                    self._skips.discard(task.id)
+                    self._draw_one(pipe, job, inputs, task, output, notes)
         except Exception as error:
             code, text = failures.explain(error)
             # The model is open: a file that is wrong now is a LoRA or a control network that the request names.
@@ -176,12 +181,16 @@ class DrawingProcess:
         finished = messages.Finished(id=task.id, error=text, exit_code=code, refused=refused, peak=_peak())
         self._send(finished)
 
-    def _draw_one(self, pipe: Pipeline, job: Job, inputs: Inputs, task: messages.Draw, notes: Sequence[str]) -> None:
+    def _draw_one(
+        self, pipe: Pipeline, job: Job, inputs: Inputs, task: messages.Draw, output: Output, notes: Sequence[str]
+    ) -> None:
         """Draw the image of a job and send it, unless a halt comes between two steps. notes: more warnings."""
         from qwenimg.common.pipeline.result import Result
 
         seconds, index = 0.0, (job.index - 1) * max(1, job.layers)
-        size, sides = inputs.size(job), (job.get("width"), job.get("height"))
+        by = 1 if (larger := output.larger(job)) is None else larger.by
+        width, height = inputs.size(job)
+        size, sides = (by * width, by * height), (job.get("width"), job.get("height"))
         drawn = {sides, enlarged(*sides, job.get("hires"))}
         previews = Previews(task.preview_suffix, task.partial, pipe.model.scale, drawn)
 
@@ -194,7 +203,7 @@ class DrawingProcess:
             for event in events:
                 if isinstance(event, Result):
                     event.warn(notes)
-                    self._send_pictures(task, index, event, seconds)
+                    self._send_pictures(pipe, task, index, event, seconds, output.larger(job))
                     return
                 seconds += event.seconds
                 seen = previews.after(event) if self._previews else b""
@@ -211,18 +220,26 @@ class DrawingProcess:
         """Return whether the current picture of a job is not drawn any further."""
         return task.id in self._halts or task.id in self._skips
 
-    def _send_pictures(self, task: messages.Draw, first: int, result: Result, seconds: float) -> None:
-        """Send the image, or each layer as a picture of its own, but for the `task.first` that are stored already."""
-        from qwenimg.common.pipeline.encode import encode
-
-        # Only JSON: a text of a class of torch's, such as its version, would import torch over there.
-        recipe = json.loads(json.dumps(result.recipe))
+    def _send_pictures(
+        self,
+        pipe: Pipeline,
+        task: messages.Draw,
+        first: int,
+        result: Result,
+        seconds: float,
+        larger: Enlargement | None,
+    ) -> None:
+        """Send the image, or each layer as a picture of its own, made larger by `larger`, but for the `task.first` that
+        are stored already."""
         pictures = result.layers or (result.pixels,)
         for index, pixels in enumerate(pictures, first):
             if index >= task.first:
+                data, more = enlarging.drawn(pipe, larger, result, pixels, task.suffix)
+                # Only JSON: a text of a class of torch's, such as its version, would import torch over there.
+                recipe = json.loads(json.dumps(result.recipe | more))
                 self._send(
                     messages.PictureDrawn(
-                        id=task.id, index=index, data=encode(pixels, result.recipe, task.suffix), recipe=recipe,
+                        id=task.id, index=index, data=data, recipe=recipe,
                         seconds=(sum(result.timing.values()) or seconds) / len(pictures),
                         thumbnail=_thumbnail(pixels) if task.thumbnail else b"",
                     )
@@ -287,15 +304,20 @@ def _inputs(job: Job) -> tuple[Inputs, list[str]]:
         raise UsageError(str(error)) from None
 
 
-def _check(pipe: Pipeline, job: Job, inputs: Inputs, suffix: str) -> None:
+def _check(pipe: Pipeline, job: Job, inputs: Inputs, task: messages.Draw, output: Output) -> None:
     """Raise UsageError for an image that the model or the file cannot have, and DoesNotFit, before anything is
     loaded."""
     from qwenimg.common.pipeline import encode
 
-    encode.check(suffix, *inputs.size(job), job.texts)
+    width, height = inputs.size(job)
+    larger = output.larger(job)
+    if larger is not None:
+        enlarging.check(larger, width, height, task.seconds)
+    by = 1 if larger is None else larger.by
+    encode.check(task.suffix, by * width, by * height, job.texts)
     if job.layers:
-        layer_files.check(suffix)
-    estimated(pipe, job, inputs)
+        layer_files.check(task.suffix)
+    estimated(pipe, job, inputs, output)
 
 
 def _shown(defaults: Defaults) -> dict[str, Any]:

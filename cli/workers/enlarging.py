@@ -1,20 +1,24 @@
-"""A picture that a worker makes larger, by resampling or an upscaler, for a client that sent it."""
+"""Pictures that a worker makes larger: by resampling or an upscaler for a client that sent one, or once it is drawn."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qwenimg.cli.workers import messages
 from qwenimg.common.base.amounts import duration
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.base.safe_files import in_memory
+from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.run import encoded, kept
 from qwenimg.common.numbers.sizes import MAX_SIDE
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.pictures.pixels import Uint8
+    from qwenimg.common.pipeline.result import Result
+    from qwenimg.common.upscaling.record import Enlargement
     from qwenimg.common.upscaling.upscaling import Upscaling
 
 
@@ -66,7 +70,7 @@ def _by_network(
     with closing(opened) as upscaler:
         ready = upscaling(upscaler, pipe.engine, "fp32", pipe.runtime.max_memory, lambda kind, text: None)
         try:
-            _check(ready, picture, by, how.seconds)
+            _check(ready, picture.shape[0], picture.shape[1], by, how.seconds)
             larger = ready.enlarged(picture, by)
         except DoesNotFit:
             pipe.free_transformer()  # beside which it does not fit
@@ -76,10 +80,41 @@ def _by_network(
         return larger, record.texts(ready, picture, by, before)
 
 
-def _check(ready: Upscaling, picture: Uint8, by: float, most: float) -> None:
+def check(larger: Enlargement, width: int, height: int, most: float) -> None:
+    """Raise UsageError for a picture of width x height that becomes too large, or takes longer than `most` seconds, and
+    DoesNotFit for one that no memory holds."""
+    sides = larger.by * width, larger.by * height
+    if max(sides) > MAX_SIDE:
+        raise UsageError(
+            f"--upscale {larger.by} makes it {sides[0]}x{sides[1]}; at most {MAX_SIDE} pixels a side are made"
+        )
+    try:
+        _check(larger.upscaling, height, width, larger.by, most)
+    except UsageError as error:
+        raise UsageError(f"--upscale {larger.by}: {error}") from None
+
+
+def drawn(
+    pipe: Pipeline, larger: Enlargement | None, result: Result, pixels: Uint8, suffix: str
+) -> tuple[bytes, dict[str, Any]]:
+    """Return the file of a picture that was drawn, made larger by `larger`, and what that adds to its recipe for
+    clients. One that cannot be made larger has its own size, and a warning in its recipe."""
+    if larger is None:
+        return encoded(pixels, result.recipe, suffix, None)[0], {}
+    data, fault = encoded(pixels, result.recipe, suffix, larger)
+    if isinstance(fault, DoesNotFit):
+        pipe.free_transformer()  # beside which it does not fit
+        data, fault = encoded(pixels, result.recipe, suffix, larger)
+    if fault is None:
+        return data, {"upscale": larger.by, "upscale_with": clean(larger.upscaling.upscaler.path.stem, 200)}
+    result.warn([str(kept(fault, "the picture has its own size"))])
+    return encoded(pixels, result.recipe, suffix, None)[0], {}
+
+
+def _check(ready: Upscaling, height: int, width: int, by: float, most: float) -> None:
     """Raise UsageError for a picture that takes longer than `most` seconds."""
     ready.passes(by)
-    seconds = ready.seconds(picture, by)
+    seconds = ready.seconds(height, width, by)
     if most and seconds > most:
         raise UsageError(
             f"upscaling takes {duration(seconds)} here, and the server ends what takes more than {duration(most)}; "

@@ -46,6 +46,7 @@ class Draw:
     partial: int = 0
     """Previews of the picture's size that divide its steps evenly; 0: small ones, as many as cost next to nothing."""
     enlarging: Enlarging | None = None  # of the job's picture, instead of drawing
+    seconds: float = 0.0  # a job whose picture an upscaler would make larger for longer is refused; 0: none is
 
 
 @dataclass(frozen=True, kw_only=True)

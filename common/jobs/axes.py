@@ -27,7 +27,13 @@ MOST_CELLS = 100
 MAX_TEXT = 8_000  # characters of an axis
 MAX_RECORD = 1 << 22  # characters of the axes in a sheet, with two prompts
 KEY = "qwenimg-grid"  # the keyword of a sheet's text with its axes
-FILES = ("lora", "embedding", "control", "hires_with")  # options whose values may name files of one machine
+FILES = (
+    "lora",
+    "embedding",
+    "control",
+    "hires_with",
+    "upscale_with",
+)  # options whose values may name files of one machine
 _WITHOUT = ("num_images",)
 
 

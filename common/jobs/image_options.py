@@ -67,8 +67,20 @@ class _Adapters:
     ))  # fmt: skip
 
 
-_ADAPTERS = options_of(_Adapters)
-ALL = options_of(_Sizes) | OPTIONS | _ADAPTERS | options_of(_Numbers)
+@dataclass(frozen=True, kw_only=True)
+class _Enlarging:
+    upscale: int | None = option(None, Option(
+        help="make each picture so many times as wide and high, {bounds}, by an upscaler", section="Output",
+        metavar="2|4", least=1, most=16,
+    ))  # fmt: skip
+    upscale_with: str = option("", Option(
+        help="the upscaler of --upscale: a file (ESRGAN), or its name in the folders of models", section="Output",
+        metavar="FILE",
+    ))  # fmt: skip
+
+
+_ADAPTERS, _ENLARGING = options_of(_Adapters), options_of(_Enlarging)
+ALL = options_of(_Sizes) | OPTIONS | _ADAPTERS | options_of(_Numbers) | _ENLARGING
 """Every option of an image."""
 TEXT_OPTIONS = {name: ALL[name] for name in ALL if ALL[name].kind is not None}
 """The options whose value is a number or a text, not an array or a file."""
@@ -94,6 +106,16 @@ def parse_json(data: Mapping[str, Any]) -> Options:
         except UsageError as error:
             raise OptionFault(key, str(error)) from None
     return dict(data) | ({"seed": str(data["seed"])} if "seed" in data else {})
+
+
+def of_request(options: Options) -> Options:
+    """Return `options` without those that make a finished picture larger, which a `Request` does not have."""
+    return {name: value for name, value in options.items() if name not in _ENLARGING}
+
+
+def is_enlarged(options: Options) -> bool:
+    """Return whether an upscaler makes the finished picture larger."""
+    return not options.keys().isdisjoint(_ENLARGING)
 
 
 def sides(

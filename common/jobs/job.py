@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.common.base.atomic_files import check_output
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import absolute, bad
-from qwenimg.common.jobs.image_options import MAX_PICTURES, Options, check, merged, seeds
+from qwenimg.common.jobs.image_options import MAX_PICTURES, Options, check, merged, of_request, seeds
 from qwenimg.common.jobs.naming import check_distinct, output_path
 from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.numbers import variation
@@ -120,7 +120,7 @@ class Inputs:
         latents = noise if noise is None or len(noise) == rows else noise[i * rows : (i + 1) * rows]
         controls = {"control": self.controls} if self.controls else {}
         images = {"image": self.images or None, "mask": self.mask, "latents": latents}
-        return job.options | {"seed": job.seed} | images | controls
+        return of_request(job.options) | {"seed": job.seed} | images | controls
 
 
 def jobs_of(

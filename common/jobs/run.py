@@ -24,6 +24,7 @@ from qwenimg.common.base.errors import (
 )
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.jobs.image_options import of_request
 from qwenimg.common.jobs.job import Inputs, Job
 from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.pictures import latents, layer_files
@@ -53,7 +54,7 @@ class Output:
     save_latents: Path | None = None  # a file for the latents of all images
     keep_control: bool = False  # write the pictures of preprocessors beside each image
     put: Callable[[bytes], object] | None = None  # receives an image without a path
-    larger: Enlargement | None = None  # makes each image larger before it is written
+    larger: Callable[[Job], Enlargement | None] = lambda job: None  # returns how an image is made larger before writing
     views: tuple[str, ...] = ()  # of all layers of an image: `stack`, one over the other, and `sheet`, side by side
     check_cache: bool = False  # measure the effect of a step cache by generating without it too
     notes: Callable[[Job, Recipe], Sequence[str]] = lambda job, recipe: ()  # more warnings about an image
@@ -88,7 +89,8 @@ class Outcome:
 def completed(pipe: Pipeline, job: Job, inputs: Inputs, views: tuple[str, ...] = ()) -> Job:
     """Return a job with the model's defaults for missing options, except the negative prompt. views: of layers."""
     d = pipe.defaults
-    options = pipe.resolve(job.options) if job.get("few_steps") or job.get("true_cfg") else dict(job.options)
+    options = of_request(job.options)
+    options = pipe.resolve(options) if job.get("few_steps") or job.get("true_cfg") else options
     aspect = options.pop("aspect", None)
     if aspect is None:
         options |= outpaint_text.sides(options, inputs.images)
@@ -99,7 +101,9 @@ def completed(pipe: Pipeline, job: Job, inputs: Inputs, views: tuple[str, ...] =
         width, height = d.sides(*sides, inputs.images, only_masked=options.get("only_masked") is not None)
     usual = {"steps": d.steps, "guidance": d.guidance}
     layers = (options.get("layers") or OPTIONS["layers"].default) if "layers" in pipe.model.options else 0
-    return replace(job, options=usual | options | {"width": width, "height": height}, layers=layers, views=views)
+    rest = {name: job.options[name] for name in job.options.keys() - of_request(job.options).keys()}
+    every = usual | options | rest | {"width": width, "height": height}
+    return replace(job, options=every, layers=layers, views=views)
 
 
 def check_files(jobs: Sequence[Job], output: Output) -> None:
@@ -135,14 +139,14 @@ def passing(jobs: Sequence[Job], check: Callable[[Job], object]) -> tuple[list[J
     return passed, list(faults.values())
 
 
-def estimated(pipe: Pipeline, job: Job, inputs: Inputs, *, metadata: bool = True, by: int = 1) -> Estimate:
-    """Return the estimate for a `completed` job; `by`: the factor by which its image is enlarged. Raises QwenimgError
-    if it cannot be generated or written."""
+def estimated(pipe: Pipeline, job: Job, inputs: Inputs, output: Output) -> Estimate:
+    """Return the estimate for a `completed` job. Raises QwenimgError if it cannot be generated or written."""
     from qwenimg.common.pipeline import encode
 
+    larger = output.larger(job)
     if job.path is not None:
-        width, height = inputs.size(job)
-        encode.check(job.path.suffix, by * width, by * height, job.texts if metadata else "")
+        by, (width, height) = 1 if larger is None else larger.by, inputs.size(job)
+        encode.check(job.path.suffix, by * width, by * height, job.texts if output.metadata else "")
     return pipe.estimate(**inputs.call(job))
 
 
@@ -253,44 +257,43 @@ def _write(job: Job, output: Output, result: Result) -> QwenimgError | None:
 
     from qwenimg.common.pipeline import encode
 
-    recipe, fault = result.recipe if output.metadata else None, None
+    recipe, fault, larger = result.recipe if output.metadata else None, None, output.larger(job)
     if job.path is None:
         assert output.put is not None
-        data, fault = _encoded(output, result.pixels, recipe, ".png")
+        data, fault = encoded(result.pixels, recipe, ".png", larger)
         output.put(data)
-        return _kept(fault, "the picture is there at its own size")
+        return kept(fault, "the picture is there at its own size")
     views = {"stack": result.pixels, "sheet": np.asarray(result.sheet())} if job.views else {}
     images = [*(result.layers or (result.pixels,)), *(views[view] for view in job.views)]
     for path, pixels in zip(job.outputs, images, strict=True):
         if output.new_folder:
             atomic_files.make_folder(path.parent)
-        data, error = _encoded(output, pixels, recipe, path.suffix)
+        data, error = encoded(pixels, recipe, path.suffix, larger)
         atomic_files.write_atomic(path, data, overwrite=output.overwrite)
         fault = fault or error
     controls = control_outputs(job) if output.keep_control else ()
     for name, pixels in zip(controls, result.control_pictures, strict=False):
         if name is not None:
             atomic_files.write_atomic(name, encode.encode(pixels, None, ".png"), overwrite=output.overwrite)
-    return _kept(fault, f"{shown_path(job.path, 60)} has the picture at its own size")
+    return kept(fault, f"{shown_path(job.path, 60)} has the picture at its own size")
 
 
-def _kept(fault: QwenimgError | None, where: str) -> QwenimgError | None:
+def kept(fault: QwenimgError | None, where: str) -> QwenimgError | None:
     """Return the error of an image that could not be made larger, with the place where it is."""
     return None if fault is None else type(fault)(f"not made larger, {where}: {clean(str(fault), 180)}")
 
 
-def _encoded(
-    output: Output, pixels: NDArray[np.uint8], recipe: Recipe | None, suffix: str
+def encoded(
+    pixels: NDArray[np.uint8], recipe: Recipe | None, suffix: str, larger: Enlargement | None
 ) -> tuple[bytes, QwenimgError | None]:
-    """Return the file of an image, made larger if the output says so; or at its own size, with the error. Raises
-    UsageError."""
+    """Return the file of an image, made larger by `larger`; or at its own size, with the error. Raises UsageError."""
     from qwenimg.common.pipeline import encode
 
     fault: QwenimgError | None = None
-    if output.larger is not None:
+    if larger is not None:
         try:
-            larger, texts = output.larger(pixels, {} if recipe is None else png_text(recipe))
-            return encode.encode_texts(larger, texts, XMP, suffix), None
+            enlarged, texts = larger(pixels, {} if recipe is None else png_text(recipe))
+            return encode.encode_texts(enlarged, texts, XMP, suffix), None
         except QwenimgError as error:
             fault = error
         except Exception as error:

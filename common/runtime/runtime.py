@@ -127,7 +127,9 @@ class Runtime:
         self.clock = Clock()
         self.compiles: bool | None = None  # of the denoiser, when it is opened; None: the engine's default
         self.prompts: TextStore | None = None  # encoded prompts on the disk
-        self.interrupt: Callable[[], None] = lambda: None  # called between a caption's tokens; raises to end the run
+        self.interrupt: Callable[[], None] = lambda: (
+            None
+        )  # called between a caption's tokens and before an upscaler's pass; raises to end the run
         # Functions of a component and its opened network, which return that or one in its place: those of a trace.
         self.observers: list[Callable[[Component, Any], Any]] = []
         self._held = 0  # bytes that another run on this engine holds, and would free for this one

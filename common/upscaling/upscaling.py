@@ -106,22 +106,23 @@ class Upscaling:
             self.runtime.check_fit(taken.title, taken.peak)  # raises if the machine lacks it
             limit = self.runtime.budget_text(needs.budget)
             raise DoesNotFit(f"{taken.title} takes {size_text(taken.peak)}, {limit}; take a smaller picture")
-        takes = estimate.summary(needs.largest.peak, self._seconds(pixels, needs))
+        seconds = self._seconds(needs) * (2 if pictures.has_alpha(pixels) else 1)
+        takes = estimate.summary(needs.largest.peak, seconds)
         sides = round(width * by), round(height * by)
         self.runtime.notify("stage", f"{width}x{height} to {sides[0]}x{sides[1]} {takes}")
         self.engine.expect(needs.largest.peak)
         for _ in range(self.passes(by)):
+            self.runtime.interrupt()
             pixels = self._pass(pixels)
         return pictures.fit(pixels, *sides)
 
-    def seconds(self, pixels: Uint8, by: float) -> float:
-        """Return about how long it takes to make pixels [H, W, 3 or 4] `by` times as large. Raises DoesNotFit."""
-        height, width = pixels.shape[:2]
-        return self._seconds(pixels, self.plan(height, width, by))
+    def seconds(self, height: int, width: int, by: float) -> float:
+        """Return about how long it takes to make pixels [H, W, 3] `by` times as large, of which an alpha channel takes
+        as long again. Raises DoesNotFit."""
+        return self._seconds(self.plan(height, width, by))
 
-    def _seconds(self, pixels: Uint8, needs: MemoryPlan) -> float:
-        rate = self.engine.rate(*rates.decoder_layer(self.runtime.precision))
-        return needs.steps * (2 if pictures.has_alpha(pixels) else 1) / rate
+    def _seconds(self, needs: MemoryPlan) -> float:
+        return needs.steps / self.engine.rate(*rates.decoder_layer(self.runtime.precision))
 
     def _pass(self, pixels: Uint8) -> Uint8:
         colours = self._network(pixels[..., :3])

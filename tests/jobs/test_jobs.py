@@ -55,7 +55,7 @@ def drawn(
     """As a server would: JSON objects in, pictures out."""
     jobs = [completed(pipe, job, Inputs()) for job in made({}, [("", parse(line)) for line in lines], pattern)]
     for job in jobs:
-        assert estimated(pipe, job, Inputs()).memory > 0
+        assert estimated(pipe, job, Inputs(), Output()).memory > 0
     prepare(pipe, jobs, Inputs())
     return run(pipe, jobs, Inputs(), output, heard or Heard()), jobs
 

@@ -104,7 +104,8 @@ LONG = {"cached_calls": "1-9999,", "skip_layers": "0-999,", "lora": "a:1;", "con
         "prompt": "word ", "negative_prompt": "word ", "sampler": "euler", "schedule": "karras", "aspect": "1:1",
         "size": "64x64", "few_steps": "lcm-", "caption": "en", "control_mode": "balanced", "lora_mode": "auto",
         "mask_mode": "inside", "mask_fill": "fill", "hires_with": "lanczos", "outpaint": "top=1,",
-        "variation": "7:0.2,", "ip_adapter": "a:1;", "ip_image": "a;", "ip_mask": "a;"}  # fmt: skip
+        "variation": "7:0.2,", "ip_adapter": "a:1;", "ip_image": "a;", "ip_mask": "a;",
+        "embedding": "a=b;", "upscale_with": "x4"}  # fmt: skip
 
 
 def test_no_text_is_longer_than_its_schema_says() -> None:

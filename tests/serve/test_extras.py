@@ -19,8 +19,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 from support import embedding_files, upscalers
-from support.servers import RunningServer, serving
-from support.upscalers import as_torch
+from support.servers import RunningServer, serving, until_end
+from support.upscalers import as_safetensors, as_torch
 
 TENSORS = upscalers.rrdbnet(blocks=1, features=8, growth=4)
 PICTURE = np.random.default_rng(0).integers(0, 256, (12, 10, 3), np.uint8)
@@ -32,6 +32,8 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     (folder / "upscale_models").mkdir()
     as_torch(folder / "upscale_models" / "RealESRGAN_x4plus.pth", TENSORS)
     (folder / "upscale_models" / "broken.pth").write_bytes(b"PK\3\4 nothing")
+    huge = {name: values * np.float32(1e30) for name, values in upscalers.srvgg(convs=1, features=8, scale=2).items()}
+    as_safetensors(folder / "upscale_models" / "huge.safetensors", huge)
     (folder / "embeddings").mkdir()
     embedding_files.a1111_pt(folder / "embeddings" / "bad-hands.pt", embedding_files.vectors(2, 768, 1))
     save_file(
@@ -101,7 +103,7 @@ def test_a_second_pass_with_an_upscaler_by_its_name(http: httpx2.Client) -> None
     job = http.post("/api/jobs", json=few | {"hires": 1.5, "hires_with": "RealESRGAN_x4plus"}).json()
     shown = http.get(f"/api/jobs/{job['id']}").json()
     assert shown["request"]["hires_with"] == "RealESRGAN_x4plus", "no path is shown"
-    assert http.get("/api/models").json()["upscalers"] == ["broken", "RealESRGAN_x4plus"]
+    assert http.get("/api/models").json()["upscalers"] == ["broken", "huge", "RealESRGAN_x4plus"]
 
 
 REFUSED: list[dict[str, Any]] = [
@@ -143,3 +145,88 @@ def test_embeddings_are_listed_by_their_names(http: httpx2.Client) -> None:
         assert answer.status_code == 400 and "no embedding" in answer.text and "style-xl" in answer.text
     answer = http.post("/sdapi/v1/txt2img", json={"prompt": "a embedding:bad-hands", "steps": 1})
     assert answer.status_code == 400 and "are for Stable Diffusion" in answer.text, answer.text
+
+
+# Pictures that are drawn and made larger
+
+DRAWN = {"prompt": "a red circle", "size": "64x32", "steps": 1, "seed": 1}
+
+
+def pixels(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def drawn(http: httpx2.Client, **more: Any) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """A job of the server's own API that is done; the recipe of its picture, and the file."""
+    answer = http.post("/api/jobs", json=DRAWN | more)
+    assert answer.status_code == 202, answer.text
+    job = until_end(http, answer.json()["id"])
+    assert job["state"] == "done", job
+    [name] = job["pictures"]
+    return job, http.get(f"/api/pictures/{name}/recipe").json(), http.get(f"/api/pictures/{name}").content
+
+
+def test_a_drawn_picture_is_made_larger(http: httpx2.Client) -> None:
+    small = pixels(drawn(http)[2])
+    wanted = (upscalers.formula(TENSORS, small)[0].clip(0, 1) * 255).round().transpose(1, 2, 0)
+    job, recipe, data = drawn(http, upscale=4, upscale_with="RealESRGAN_x4plus")
+    apart = np.abs(pixels(data) - wanted).max()
+    print(f"{small.shape} to {pixels(data).shape}, {apart:.0f} of 255 from the formula")
+    assert apart <= 1 and pixels(data).shape == (128, 256, 3)
+    assert job["request"]["upscale_with"] == "RealESRGAN_x4plus", "no path is shown"
+    assert (recipe["upscale"], recipe["upscale_with"], recipe["width"]) == (4, "RealESRGAN_x4plus", 64)
+    texts = Image.open(io.BytesIO(data)).text
+    assert json.loads(texts["qwenimg"])["width"] == 64 and json.loads(texts["qwenimg-upscaling"])["by"] == 4
+    half = pixels(drawn(http, upscale="2", upscale_with="RealESRGAN_x4plus")[2])
+    assert half.shape == (64, 128, 3), "a number may be a text"
+    assert pixels(drawn(http, upscale_with="RealESRGAN_x4plus")[2]).shape == (128, 256, 3), "the file's own scale"
+    body = DRAWN | {"upscale": 2, "upscale_with": "RealESRGAN_x4plus", "n": 1}
+    answer = http.post("/v1/images/generations", json=body).json()
+    assert np.array_equal(pixels(base64.b64decode(answer["data"][0]["b64_json"])), half)
+    assert answer["size"] == "128x64"
+
+
+def test_a_drawn_picture_that_cannot_be_made_larger_is_kept(http: httpx2.Client) -> None:
+    small = pixels(drawn(http)[2])
+    _, recipe, data = drawn(http, upscale=2, upscale_with="huge")
+    assert np.array_equal(pixels(data), small) and "upscale" not in recipe
+    assert [line for line in recipe["warnings"] if "not made larger" in line and "non-finite" in line], recipe
+    assert json.loads(Image.open(io.BytesIO(data)).text["qwenimg"])["warnings"] == recipe["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"upscale": 2}, "upscale_with"),  # three are here
+        *(({"upscale": value, "upscale_with": "huge"}, "upscale") for value in (
+            0, -2, 17, 2.5, 1e300, "x", "nan", "", True, [2], {"by": 2}, "2e0", "9" * 30,
+        )),
+        *(({"upscale": 2, "upscale_with": value}, "upscale_with") for value in (
+            "", "none", "huge.safetensors", "../upscale_models/huge", "/etc/passwd", "~/x", "\0", "a" * 3_000, 2,
+            ["huge"], {"file": "huge"}, False, "lanczos", "HUGE",
+        )),
+    ],
+)  # fmt: skip
+def test_a_wrong_upscaling_names_its_field(http: httpx2.Client, more: dict[str, Any], param: str) -> None:
+    for address in ("/api/jobs", "/v1/images/generations"):
+        answer = http.post(address, json=DRAWN | more)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == param, answer.text
+        assert len(error["message"]) <= 300 and error["message"].isprintable()
+
+
+def test_values_that_are_no_json_are_refused(http: httpx2.Client) -> None:
+    for value in ("NaN", "Infinity", "1e999", '"\\ud800"'):
+        content = json.dumps(DRAWN)[:-1] + f', "upscale_with": "huge", "upscale": {value}}}'
+        answer = http.post("/api/jobs", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+
+
+def test_what_only_the_worker_knows_is_refused(extras: RunningServer, http: httpx2.Client) -> None:
+    for more, words in (
+        ({"upscale_with": "broken"}, "broken"),
+        ({"upscale": 16, "upscale_with": "huge", "size": "2048x64"}, "at most 16384 pixels a side"),
+    ):
+        answer = http.post("/v1/images/generations", json=DRAWN | more)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and words in error["message"] and "/" not in error["message"], answer.text

@@ -20,6 +20,7 @@ from PIL import Image
 from support.browsers import axe, chromium
 from support.servers import LONG, RunningServer, serving, until_end
 from support.tiny_control import write_controlnet
+from support.upscalers import as_safetensors, srvgg
 
 from qwenimg.cli.serve import page as served
 from qwenimg.cli.serve.page import file, policy
@@ -304,8 +305,8 @@ def test_every_option_of_the_schema_has_a_control(watched: Watched, server: Runn
         [model] = http.get("/api/models").json()["models"]
     names = set(page.evaluate("[...document.querySelectorAll('#form [name]')].map((one) => one.name)"))
     there = {name for name, about in schema.items() if "x-families" not in about or name in model["options"]}
-    unserved = {"lora", "lora_mode", "embedding", "control"}
-    assert there - names == {"size"} | unserved, "size is width and height; no LoRA, embedding or network is served"
+    unserved = {"lora", "lora_mode", "embedding", "control", "upscale", "upscale_with"}
+    assert there - names == {"size"} | unserved, "size is width and height; no LoRA, network or upscaler is served"
     assert "Guidance" in page.locator("#h-true_cfg").text_content() and "--" not in page.locator("#form").text_content()
     assert page.locator("#keepto").is_hidden()
     assert page.get_attribute("#steps", "placeholder") == str(model["defaults"]["steps"])
@@ -620,6 +621,34 @@ def test_a_picture_whose_shapes_are_kept(browser: Any, tmp_path: Path, tiny_fold
         assert newest(server)["recipe"]["control"] == "union=canny@1:0.5"
         page.click("#clear")
         expect(page.locator(".keep")).to_have_count(0)
+        watched.check("400")
+
+
+@slow
+def test_a_picture_is_drawn_larger(browser: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "upscale_models"
+    folder.mkdir(parents=True)
+    as_safetensors(folder / "two.safetensors", srvgg(convs=1, features=8, scale=2))
+    as_safetensors(folder / "other.safetensors", srvgg(convs=1, features=8, scale=2))
+    with serving(tmp_path / "gallery", "--models-dir", str(tmp_path / "models")) as server:
+        watched = Watched(browser, server)
+        page = watched.page
+        small(page)
+        page.fill("#prompt", "a red circle")
+        page.locator("#others summary").click()
+        assert page.locator("#f-upscale option").all_text_contents() == ["none", "2x", "4x"]
+        assert page.locator("#f-upscale_with option").all_text_contents() == ["choose one", "other", "two"]
+        assert "--" not in page.locator("#form").text_content()
+        page.select_option("#f-upscale", "2")
+        page.click("#draw")
+        expect(page.locator("[data-field=upscale_with] .fault")).to_contain_text("other, two")
+        assert axe(page) == []
+        page.select_option("#f-upscale_with", "two")
+        page.click("#draw")
+        page.locator("#gallery button").first.click()
+        expect(page.locator("#recipe")).to_contain_text("128 × 128, drawn at 64 × 64")
+        assert page.evaluate("document.querySelector('#large').naturalWidth") == 128
+        assert axe(page) == []
         watched.check("400")
 
 

@@ -18,6 +18,8 @@ from support.cli_runner import cli
 from support.upscalers import as_safetensors, as_torch
 
 from qwenimg import backends
+from qwenimg.common.hub.job_upscalers import JobUpscalers
+from qwenimg.common.jobs.job import Job
 from qwenimg.common.pictures.pixels import fit
 from qwenimg.common.pictures.texts import UPSCALING, read_texts
 from qwenimg.common.runtime.runtime import Runtime
@@ -120,7 +122,7 @@ def test_a_drawn_picture_is_written_larger(folder: Path, suffix: str) -> None:
     assert out.code == 0 and Image.open(io.BytesIO(out.out)).size == (256, 256)
     cli(*draw, "--upscale", "2").refused(2, "no upscaler", "--upscale-with FILE")
     cli(*draw, "--upscale", "2", "--upscale-with", "photo.png").refused(5, "photo.png")
-    cli(*draw, "--upscale", "0", "--upscale-with", "x2.safetensors").refused(2, "--upscale")
+    cli(*draw, "--upscale", "0", "--upscale-with", "x2.safetensors").refused(2, "upscale is 0", "1 to 16")
     cli(*draw, "--upscale", "2", "--upscale-with", "x2.safetensors", "--devices", "2").refused(2, "one device")
     lines = "\n".join(json.dumps({"prompt": "a red circle", "seed": seed}) for seed in (1, 2))
     (folder / "lines.txt").write_text(lines)
@@ -224,6 +226,68 @@ def test_a_plan_has_the_stages_of_upscaling(folder: Path, backend: str) -> None:
     assert last["weights_bytes"] == before[-1]["weights_bytes"] + alone.weights
     assert larger["peak_bytes"] == max(stage["peak_bytes"] for stage in larger["stages"])
     cli(*asked[:-1], "--upscale", "2", "--upscale-with", "photo.png").refused(5, "photo.png")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_stop_comes_between_two_passes(folder: Path, backend: str) -> None:
+    """`x2` by 4 runs twice; one upscaler at a time is in memory, and its file is looked for once."""
+    runtime = Runtime(backends.load(backend), policy("fp32"), lambda kind, text: None)
+    small, jobs = pixels(folder / "photo.png"), [_job("x2.safetensors", 4), _job("x4.pth", None), _job(None, None)]
+    with closing(JobUpscalers(())) as upscalers_:
+        first, second, none = (upscalers_.enlargement(job, runtime) for job in jobs)
+        assert first is not None and second is not None and none is None and (first.by, second.by) == (4, 4)
+        calls: list[int] = []
+
+        def stops() -> None:
+            calls.append(1)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+
+        runtime.interrupt = stops
+        (folder / "x2.safetensors").unlink()
+        first = upscalers_.enlargement(jobs[0], runtime)
+        assert first is not None
+        with pytest.raises(KeyboardInterrupt):
+            first(small, {})
+        runtime.interrupt = lambda: None
+        second = upscalers_.enlargement(jobs[1], runtime)
+        assert second is not None and second(small, {})[0].shape[0] == 4 * small.shape[0]
+
+
+def _job(name: str | None, by: int | None) -> Job:
+    given = {"upscale": by, "upscale_with": name}
+    return Job(options={"prompt": "x"} | {key: value for key, value in given.items() if value is not None}, seeds=(0,))
+
+
+def test_each_line_of_a_prompt_file_has_its_own(folder: Path) -> None:
+    """By `generate` and by `batch`, whose pictures are drawn again if the factor or the upscaler's content changes."""
+    lines = [
+        {"prompt": "a red circle"},
+        {"prompt": "a red circle", "upscale": 2, "upscale_with": "x2.safetensors"},
+        {"prompt": "a red circle", "upscale_with": "x4.pth"},
+    ]
+    file = folder / "lines.txt"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    draw = ("-m", "shapes", "--steps", "1", "-s", "1", "--size", "64", "--quiet", "--backend", "cpu")
+    ran = cli("--prompt-file", "lines.txt", *draw, "-o", "out/{index}.png")
+    assert ran.code == 0, ran.err
+    sizes = [pixels(path).shape[0] for path in ran.paths]
+    batch = cli("batch", "lines.txt", *draw, "-o", "batch/")
+    assert batch.code == 0, batch.err
+    assert sizes == [64, 128, 256] and sorted(pixels(path).shape[0] for path in batch.paths) == sizes
+    same = {pixels(path).tobytes() for path in ran.paths}
+    assert {pixels(path).tobytes() for path in batch.paths} == same, "the same pixels as of generate"
+    assert cli("batch", "lines.txt", *draw, "-o", "batch/").paths == [], "nothing is left to draw"
+    (folder / "x2.safetensors").unlink()
+    as_safetensors(folder / "x2.safetensors", upscalers.srvgg(convs=2, features=8, scale=2))
+    assert [pixels(path).shape[0] for path in cli("batch", "lines.txt", *draw, "-o", "batch/").paths] == [128]
+    wrong = [*lines[:1], {"prompt": "x", "upscale": 0}, {"prompt": "x", "upscale": 2, "upscale_with": "none.pth"}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in wrong))
+    ran = cli("--prompt-file", "lines.txt", *draw, "-o", "more/{index}.png", "--keep-going")
+    assert ran.code == 7 and len(ran.paths) == 1, ran.err
+    assert "lines.txt:2: upscale is 0" in ran.err and "lines.txt:3: none.pth" in ran.err, ran.err
+    file.write_text(json.dumps(lines[1]) + "\n")
+    cli("--prompt-file", "lines.txt", *draw, "--devices", "2", "-o", "a/").refused(5, "lines.txt:1", "one device")
 
 
 def test_a_picture_that_cannot_be_made_larger_is_kept(folder: Path) -> None:

@@ -129,6 +129,8 @@ def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *,
         options["control"] = _controls(options.get("control", ()), len(files.controls), settings)
     if (enlarger := options.get("hires_with")) is not None and is_upscaler(enlarger):
         options["hires_with"] = upscaler_named(enlarger, settings, "hires_with")
+    if image_options.is_enlarged(options):
+        options["upscale_with"] = _upscaler_of(options, settings)
     rest = {name: value for name, value in options.items() if name not in ("seed", "num_images")}
     return Job(options=rest, seeds=seeds, files=files)
 
@@ -205,6 +207,19 @@ def upscaler_named(name: str, settings: Settings, param: str) -> str:
         served = ", ".join([*settings.upscalers][:8]) or "none; start with --models-dir, which has upscale_models"
         raise HttpError(400, f"no upscaler {clean(name, 60)!r} here; served are {clean(served, 160)}", param=param)
     return settings.upscalers[name]
+
+
+def _upscaler_of(options: Options, settings: Settings) -> str:
+    """Return the file of the upscaler that makes finished pictures larger: the one that is named, else the only one
+    here. Raises HttpError."""
+    if "upscale_with" not in options and len(settings.upscalers) > 1:
+        served = clean(", ".join([*settings.upscalers][:8]), 160)
+        raise HttpError(400, f"several upscalers are here: give upscale_with, one of {served}", param="upscale_with")
+    if not settings.upscalers:
+        param = "upscale" if "upscale" in options else "upscale_with"
+        told = "no upscalers are here; start the server with --models-dir, which has upscale_models"
+        raise HttpError(400, told, param=param)
+    return upscaler_named(options.get("upscale_with", next(iter(settings.upscalers))), settings, "upscale_with")
 
 
 def _controls(controls: Sequence[Control], count: int, settings: Settings) -> tuple[Control, ...]:

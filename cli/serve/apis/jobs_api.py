@@ -156,7 +156,7 @@ class JobsApi:
         ends meanwhile has its last state."""
         settings = self.settings
         shown = {"lora": settings.loras, "embedding": settings.embeddings, "control": settings.controls}
-        shown |= {"hires_with": settings.upscalers}
+        shown |= dict.fromkeys(("hires_with", "upscale_with"), settings.upscalers)
         for option, files in shown.items():
             if option in row["request"]:  # the paths of files are not shown
                 row["request"][option] = named(str(row["request"][option]), files)
