@@ -214,7 +214,7 @@ def _upscaler_of(options: Options, settings: Settings) -> str:
     here. Raises HttpError."""
     if "upscale_with" not in options and len(settings.upscalers) > 1:
         served = clean(", ".join([*settings.upscalers][:8]), 160)
-        raise HttpError(400, f"several upscalers are here: give upscale_with, one of {served}", param="upscale_with")
+        raise HttpError(400, f"several upscalers are here: choose one of {served}", param="upscale_with")
     if not settings.upscalers:
         param = "upscale" if "upscale" in options else "upscale_with"
         told = "no upscalers are here; start the server with --models-dir, which has upscale_models"
