@@ -129,6 +129,8 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
     try:
         jobs = passing_jobs(jobs, upscalers.check, report, failed, keep_going=keep_going)
         pipe = opens(replace(opening, compile="auto"), report.notify)
+        if wanted.preview:
+            pipe.plan_preview()
         if pipe.engine.group is not None:
             jobs = passing_jobs(jobs, lambda job: _check_enlarged(job.options), report, failed, keep_going=keep_going)
         output = replace(output, larger=lambda job: upscalers.enlargement(job, pipe.runtime))

@@ -133,6 +133,8 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     pipe, here = plan_pipeline(opening, engine)
     given["cache_prompts"] = opening.cache_prompts
     with closing(pipe):
+        if given["preview"] or opening.preview_with is not None:
+            pipe.plan_preview()
         planned = _planned(pipe, here, engine, given, folders)
         return _put([json.dumps(_as_json(planned))] if given["json"] else _lines(planned, engine))
 

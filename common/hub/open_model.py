@@ -40,7 +40,7 @@ from qwenimg.common.precision import presets
 from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.embeddings import Embeddings
 from qwenimg.common.request.loras import Loras
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Notices, Runtime
@@ -127,8 +127,7 @@ def open_pipeline(
         if options.cache_prompts:
             runtime.keep_prompts()
         checkpoint, entries = _reduced(runtime, model.checkpoint, entries)
-        looks = options.preview_with is not None or not built_in
-        preview_vae = find_preview_vae(model, folders, options) if looks else None
+        preview_vae = _preview_vae(model, folders, options)
         pipeline = _pipeline(
             replace(model, checkpoint=checkpoint),
             runtime,
@@ -156,7 +155,15 @@ def plan_pipeline(options: LoadOptions, engine: OnPaper, *, published: bool = Fa
         policies.parse(options.precision, on_gpu=False, kind=model.family.precision)
         runtime = _runtime(model, options, engine, ignore)
         reduced = replace(model, checkpoint=runtime.reduced(model.checkpoint))
-        return _pipeline(reduced, runtime, read_folders(options.models_dir), options), not model.on_paper
+        folders = read_folders(options.models_dir)
+        tiny = _preview_vae(model, folders, options)
+        return _pipeline(reduced, runtime, folders, options, preview_vae=tiny), not model.on_paper
+
+
+def _preview_vae(model: OpenModel, folders: ModelFolders, options: LoadOptions) -> Component | None:
+    """Return the tiny VAE that makes previews, or None; the built-in model, and one on paper, take only a given one."""
+    looks = options.preview_with is not None or not (model.on_paper or model.path.known is catalog.BUILT_IN)
+    return find_preview_vae(model, folders, options) if looks else None
 
 
 def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: LoadOptions, **more: Any) -> Pipeline:

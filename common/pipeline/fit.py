@@ -42,6 +42,11 @@ class FitCheck:
             )
         return plan
 
+    @property
+    def spare(self) -> int:
+        """The bytes that the plan of the last image leaves."""
+        return 0 if self._last is None else self._last[1].budget - self._last[1].largest.peak
+
     def ran_out(self) -> DoesNotFit:
         """Return the error for an allocation that failed: the plan of the last image, and options that take much
         less."""

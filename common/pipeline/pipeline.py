@@ -235,11 +235,19 @@ class Pipeline:
         Raises QwenimgError."""
         with self._lock.acquired(), self._in_memory():
             if self._preview is None:
-                vae = None if self.checkpoint is None else self.checkpoint.components.get("vae")
-                own = vae if vae is not None and tiny_vae.is_tiny(vae) else None
-                tiny = None if self.engine.group is not None else self._preview_vae or own
-                made = preview.fitted(self.model, vae) if tiny is None else preview.TinyPreview(self.model, tiny)
-                self._preview = made
+                self.plan_preview()
+                tiny = self.model.preview_vae
+                if tiny is None:
+                    vae = None if self.checkpoint is None else self.checkpoint.components.get("vae")
+                    self._preview = preview.fitted(self.model, vae)
+                else:
+                    self._preview = preview.TinyPreview(self.model, tiny, lambda: self._fit.spare)
+
+    def plan_preview(self) -> None:
+        """Count previews by the tiny VAE that is here in the memory of images from now on. Loads nothing."""
+        vae = self.model.checkpoint.components.get("vae")
+        own = vae if vae is not None and tiny_vae.is_tiny(vae) else None
+        self.model.preview_vae = None if self.engine.group is not None else self._preview_vae or own
 
     def headline(self) -> str:
         """Return one line: backend, device, precision, model, and its weights' bytes in files and in memory at once."""

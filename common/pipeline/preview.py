@@ -28,6 +28,7 @@ from qwenimg.common.parts.vae import TinyHalves
 from qwenimg.common.pictures.pixels import crop, to_uint8
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.runtime.stages import Stage
 
 Uint8: TypeAlias = NDArray[np.uint8]
 Sums: TypeAlias = NDArray[np.float64]  # [C + 4, C + 4], of v v' with v = (1, latents, red, green, blue)
@@ -43,8 +44,10 @@ FULL = 255 / 2  # levels of a pixel in one of -1..1
 class TinyPreview:
     """Previews by a tiny VAE. It is loaded for the first one, beside all that is in memory, if it fits there."""
 
-    def __init__(self, model: DiffusionModel, component: Component) -> None:
-        self._model, self._halves = model, TinyHalves(model.residents, component)
+    def __init__(self, model: DiffusionModel, component: Component, spare: Callable[[], int]) -> None:
+        """Set the model and its tiny VAE. spare: returns the bytes that the run's plan leaves, in which the weights
+        may stay loaded until the next preview."""
+        self._model, self._halves, self._spare = model, TinyHalves(model.residents, component), spare
         self._failed = False
 
     def seen(self, latents: NDArray[np.float32], rows: int, columns: int) -> Uint8:
@@ -60,14 +63,31 @@ class TinyPreview:
 
     def _decoded(self, latents: NDArray[np.float32]) -> Uint8:
         residents, halves = self._model.residents, self._halves
-        stage = halves.decoding(LatentShape(1, *latents.shape[2:]))
-        stage = replace(stage, resident="preview decoder", co_resident=residents.opened, checked=True)
-        decoder, split = residents.acquire(stage)
+        stage = decoding(halves, LatentShape(1, *latents.shape[2:]))
+        keeps = self._model.runtime.weight_bytes(stage.component) <= self._spare()
+        decoder, split = residents.acquire(replace(stage, keeps=keeps))
         pixels = decoder.decode(halves.plain(np.nan_to_num(latents)), split.size)
         return to_uint8(np.nan_to_num(pixels[0]))
 
     def learn(self, latents: Sequence[NDArray[np.float32]], pixels: Sequence[NDArray[Any]]) -> None:
         """Do nothing: it has learned."""
+
+
+def decoding(halves: TinyHalves, shape: LatentShape) -> Stage:
+    """Return the stage that decodes latents of `shape` for a preview, beside all that is in memory."""
+    return replace(
+        halves.decoding(shape), name="preview", resident="preview decoder", title="a preview by the tiny VAE",
+        keeps=False, checked=True, optional=True, operations=0.0,
+    )  # fmt: skip
+
+
+def with_preview(model: DiffusionModel, stages: Sequence[Stage], shape: LatentShape) -> list[Stage]:
+    """Return the stages of a run with latents of `shape`, with the one of previews after the last of the denoiser."""
+    if model.preview_vae is None:
+        return list(stages)
+    last = max(place for place, stage in enumerate(stages) if stage.name in ("denoise", "refine"))
+    preview = decoding(TinyHalves(model.residents, model.preview_vae), LatentShape(1, shape.rows, shape.columns))
+    return [*stages[: last + 1], preview, *stages[last + 1 :]]
 
 
 def _smaller(picture: Uint8) -> Uint8:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.amounts import counted, size_text
+from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.memory_plan import MemoryPlan, StageMemory
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.rates import SMALL
@@ -70,6 +71,10 @@ class Occupancy:
             return opened
         return self.runtime.with_streaming(component, budget)
 
+    def peak(self, stage: Stage, use: Placement) -> int:
+        """Return the bytes in memory during `stage`."""
+        return self.without(stage.resident) + use.weights + use.activations
+
     def commit(self, stage: Stage, component: Component) -> None:
         """Note whether the component of `stage` stays in memory."""
         if stage.keeps:
@@ -99,6 +104,8 @@ class Occupancy:
 
     def _make_room(self, stage: Stage, needed: int) -> None:
         """Free all components that `stage` does not call if fewer than `needed` bytes are left for it."""
+        if stage.optional:
+            return
         others = [other for other in self.opened if other != stage.resident and other not in stage.co_resident]
         if others and needed > self._left(stage):
             self._free(others)
@@ -133,6 +140,8 @@ class Residents:
         plan = MemoryPlan(budget=budget, loaded=self.weights)
         for stage in stages:
             use = memory.place(stage)
+            if stage.optional and memory.peak(stage, use) > budget:
+                continue
             plan.add(
                 StageMemory(
                     name=stage.name,
@@ -163,6 +172,8 @@ class Residents:
         """Return the network of `stage`, opened or used again, and the split of the work. Only the caller has the
         network of a stage that does not keep it. Raises DoesNotFit."""
         use, name = self._memory.place(stage), stage.resident
+        if stage.optional:
+            self._check_optional(stage, self._memory.peak(stage, use))
         self._memory.results += use.split.results
         needed = use.split.needed if stage.checked else 0
         if not use.opens:
@@ -177,6 +188,14 @@ class Residents:
             self._networks[name] = network
         self._memory.commit(stage, use.component)
         return network, use.split
+
+    def _check_optional(self, stage: Stage, peak: int) -> None:
+        budget = self.runtime.budget(self.weights)
+        if peak > budget:
+            raise DoesNotFit(
+                f"{self._title(stage)} takes {size_text(peak)} with what is in memory, "
+                f"{self.runtime.budget_text(budget)}"
+            )
 
     def _title(self, stage: Stage) -> str:
         return stage.title or ("a step of this size" if stage.resident in self._networks else f"the {stage.resident}")

@@ -33,7 +33,7 @@ class Split:
 class Stage:
     """One part of a run, computed by one component."""
 
-    name: str  # encode, text, pictures, adapter, modulation, control, denoise, refine or decode
+    name: str  # encode, text, pictures, adapter, modulation, control, denoise, refine, preview or decode
     resident: str  # name of the component in memory: stages with the same name share it
     component: Component  # with all of its blocks in memory
     splits: tuple[Split, ...]  # the preferred one first, the one with the least memory last
@@ -44,6 +44,7 @@ class Stage:
     co_resident: frozenset[str] = frozenset()  # names of components that it also calls; never freed during it
     partners: tuple[Stage, ...] = ()  # later stages, beside whose components and results it stays in memory
     checked: bool = True  # False: it is refused only if it must be opened and its weights do not fit
+    optional: bool = False  # True: it frees nothing, and is left out if it does not fit
     operations: float = 0.0  # multiplications and additions
 
     @property

@@ -3,26 +3,38 @@ their files, and every file that is refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
+from PIL import Image
+from safetensors.numpy import load_file as load_file_np
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from support import tiny_autoencoder as tiny_vaes
 from support.cli_runner import cli
 from support.family_cases import BACKENDS, PICTURE
+from support.recipe_cases import recipe_from_png
 from support.refusals import refused
 
 import qwenimg
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.hf_cache import storage_folder
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.vaes.tiny_video_vae import TinyVideoVAEConfig
 from qwenimg.common.parts import tiny_vae
+from qwenimg.common.parts.downloads import TINY_VAES
+from qwenimg.common.pipeline.fit import FitCheck
+from qwenimg.common.pipeline.fit_options import plan_memory
+from qwenimg.common.runtime.runtime import limit_for
 
 NAMES = {
     "sd15": "taesd",
@@ -107,6 +119,42 @@ def test_previews_of_another_vae(tiny: dict[str, Path], tmp_path: Path, backend:
             assert (steps[-1].preview() == 128).all() and any("no preview by the tiny VAE" in note for note in notes)
 
 
+def test_plan_counts_previews(tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the denoiser's weights, for a run and for `plan`; one that does not fit is left out, and refuses no run.
+    The decoder stays loaded only where the plan leaves space for it."""
+    path, *_ = written(tmp_path, "taesd", tiny["sd15"])
+    model = str(tiny["sd15"])
+    ran = cli("plan", model, "--size", "52x36", "--preview-with", str(path), "--json", "--backend", "cpu")
+    assert ran.code == 0, ran.err
+    stages = {stage["name"]: stage for stage in json.loads(ran.out)["stages"]}
+    print(stages)
+    assert list(stages).index("preview") == list(stages).index("decode") - 1
+    given: dict[str, Any] = {"backend": "cpu", "precision": "fp32"}
+    with qwenimg.load(model, preview_with=path, **given) as pipe:
+        request = pipe.check("a circle", **ASKED)
+        before = plan_memory(pipe.model, request)
+        pipe.fit_preview()
+        counted = plan_memory(pipe.model, request)
+        names = [stage.name for stage in counted.stages]
+        assert "preview" not in [stage.name for stage in before.stages] and "preview" in names
+        preview, denoise = (counted.stages[names.index(name)] for name in ("preview", "denoise"))
+        decoder = sum(tensor.nbytes for name, tensor in load_file_np(path).items())
+        assert preview.weights - denoise.weights == pytest.approx(decoder, abs=64)
+        assert preview.activations >= 3 * 52 * 36 * 4
+        residents = pipe.model.residents
+        for spare, stays in ((10 * decoder, True), (decoder // 2, False)):
+            monkeypatch.setattr(FitCheck, "spare", spare)
+            *steps, _ = pipe.stream("a circle", **ASKED)
+            residents.free()
+            steps[-1].preview()
+            assert ("preview decoder" in residents.opened) is stays
+    least = max(stage.peak for stage in before.stages if stage.name != "preview")
+    with qwenimg.load(model, preview_with=path, max_memory=limit_for(least), **given) as pipe:
+        pipe.fit_preview()
+        assert pipe("a circle", **ASKED).pixels.shape == (36, 52, 3)
+        assert plan_memory(pipe.model, request).largest.peak <= least
+
+
 def _full(what: str, needed: int) -> None:
     from qwenimg.common.base.errors import DoesNotFit
 
@@ -120,6 +168,62 @@ def test_large_previews_are_halved() -> None:
     small = _smaller(picture)
     assert small.shape == (258, 150, 3)
     assert small[3, 5, 1] == np.rint(picture[12:16, 20:24, 1].mean())
+
+
+def cached(cache: Path, name: str, source: Path) -> None:
+    """Put the files of `source` where `qwenimg pull NAME` puts the published ones."""
+    one = next(one for one in TINY_VAES if one.name == name)
+    snapshot = storage_folder(one.repo) / "snapshots" / ("0" * 40)
+    assert snapshot.is_relative_to(cache)
+    snapshot.mkdir(parents=True)
+    for file in one.files:
+        if file.endswith("config.json"):
+            continue
+        target = [source] if len(one.files) == 1 else sorted(source.parent.glob(f"{name}_*coder.safetensors"))
+        for path in target:
+            shutil.copy(path, snapshot / (file if len(target) == 1 else path.name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "again"),
+    [("sd15", "taesd", ""), ("flux2-klein", "taef2", ""), ("qwen", "taew2_1", ""), ("flux-dev", "file", "--vae"),
+     ("sd3", "folder", "--models-dir"), ("sd15", "pth", "--models-dir")],
+)  # fmt: skip
+def test_a_picture_is_drawn_again(
+    tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, given: str, again: str
+) -> None:
+    """From its recipe: a name of the cache finds the file, one of a folder needs the folder, and a plain file is given
+    again; another file is told."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    name = NAMES[kind]
+    path, *_ = written(tmp_path / "models" / "vae_approx", name, tiny[kind])
+    if given == "pth":
+        for half in ("encoder", "decoder"):
+            file = path.with_name(f"{name}_{half}.safetensors")
+            torch.save(load_file(file), file.with_suffix(".pth"))
+            file.unlink()
+        path = path.with_suffix(".pth")
+    if given == name:
+        cached(tmp_path / "hub", name, path)
+    where = ["--models-dir", str(tmp_path / "models")] if again == "--models-dir" else []
+    vae = str(path) if given == "file" else name
+    common = ["-m", str(tiny[kind]), "--backend", "cpu", "-q"]
+    common[-1:] = ["--size", "52x36", "--steps", "4", "-s", "7", "--precision", "fp32"]
+    first = cli("a circle", *common, *where, "--vae", vae, "-o", "a.png")
+    assert first.code == 0, first.err
+    recorded = recipe_from_png(tmp_path / "a.png")
+    print(recorded["vae"])
+    assert str(tmp_path) not in recorded["vae"] and recorded["fingerprints"]["vae"]
+    repeat = ["--from", "a.png", "-m", str(tiny[kind]), "--backend", "cpu"]
+    if again:
+        without = cli(*repeat, "-o", "none.png")
+        assert without.code == 2 and "--vae" in without.err and not Path("none.png").exists(), without.err
+    more = {"": [], "--vae": ["--vae", str(path)], "--models-dir": where}[again]
+    second = cli(*repeat, *more, "-o", "b.png")
+    assert second.code == 0 and "differs" not in second.err, second.err
+    a, b = (np.asarray(Image.open(f"{one}.png")) for one in "ab")
+    assert np.array_equal(a, b) and recipe_from_png(tmp_path / "b.png")["vae"] == recorded["vae"]
 
 
 # Refusals
@@ -197,8 +301,6 @@ def test_info_and_models_say_what_it_is(tiny: dict[str, Path], tmp_path: Path) -
 
 
 def test_known_names_have_size_and_licence() -> None:
-    from qwenimg.common.parts.downloads import TINY_VAES
-
     assert {one.name for one in TINY_VAES} == set(NAMES.values())
     ran = cli("models", "--json")
     assert ran.code == 0

@@ -54,6 +54,9 @@ class FakePipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         return Decision(on=mode == "on", line=f"--compile {mode}")
 
+    def plan_preview(self) -> None:
+        pass
+
     def fit_preview(self) -> None:
         pass
 

@@ -25,7 +25,7 @@ from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import group
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
@@ -63,6 +63,7 @@ class DiffusionModel(ABC):
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})  # by name
     nets: Mapping[str, Controller] = MappingProxyType({})  # of the present request, by their names in it
     controls: ControlStages[Any] | None = None  # of a model with control networks
+    preview_vae: Component | None = None  # the tiny VAE that makes previews
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, vae: VAEHalves):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
@@ -135,6 +136,7 @@ class DiffusionModel(ABC):
         cls: Any = type(self)
         variant: Self = cls(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
         variant.control({name: variant._own(net) for name, net in self.nets.items()})
+        variant.preview_vae = self.preview_vae
         return variant
 
     def _own(self, net: Controller) -> Controller:
