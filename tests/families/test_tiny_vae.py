@@ -3,6 +3,7 @@ their files, and every file that is refused."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -20,20 +21,25 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from support import tiny_autoencoder as tiny_vaes
 from support.cli_runner import cli
+from support.drawing_here import drawing
 from support.family_cases import BACKENDS, PICTURE
 from support.recipe_cases import recipe_from_png
 from support.refusals import refused
 
 import qwenimg
+from qwenimg.cli import preview
+from qwenimg.cli.workers.messages import Draw, Finished, Stepped
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import storage_folder
 from qwenimg.common.hub.describe import describe
+from qwenimg.common.jobs.job import Job
 from qwenimg.common.networks.vaes.tiny_video_vae import TinyVideoVAEConfig
 from qwenimg.common.parts import tiny_vae
 from qwenimg.common.parts.downloads import TINY_VAES
 from qwenimg.common.pipeline.fit import FitCheck
 from qwenimg.common.pipeline.fit_options import plan_memory
+from qwenimg.common.pipeline.result import Step
 from qwenimg.common.runtime.runtime import limit_for
 
 NAMES = {
@@ -159,6 +165,30 @@ def _full(what: str, needed: int) -> None:
     from qwenimg.common.base.errors import DoesNotFit
 
     raise DoesNotFit("memory is full")
+
+
+def test_previews_of_the_command_and_of_a_server(
+    tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command writes a file; a server's worker sends the same bytes to its page, `/api/jobs` and A1111's progress.
+    Both have pixels of the tiny VAE, in place of one for each latent."""
+    path, *_ = written(tmp_path, "taesd", tiny["sd15"])
+    monkeypatch.setattr(preview, "file", lambda: tmp_path / "preview.png")
+    given = ["-m", str(tiny["sd15"]), "--backend", "cpu", "--precision", "fp32", "--size", "52x36", "--steps", "4"]
+    ran = cli("a circle", *given, "-s", "7", "--preview-with", str(path), "-o", str(tmp_path / "a.png"))
+    assert ran.code == 0 and "there is no preview" not in ran.err, ran.err
+    with qwenimg.load(tiny["sd15"], backend="cpu", precision="fp32", preview_with=path) as pipe:
+        pipe.fit_preview()
+        seen = [step.preview() for step in pipe.stream("a circle", **ASKED) if isinstance(step, Step)]
+    written_one = np.asarray(Image.open(tmp_path / "preview.png"))
+    assert any(np.array_equal(written_one, one) for one in seen[:-1]) and min(written_one.shape[:2]) >= 36
+    process, sent = drawing(tiny["sd15"], precision="fp32", preview_with=path)
+    options: Any = {"prompt": "a circle", **{name: value for name, value in ASKED.items() if name != "seed"}}
+    process.draw(Draw(id="j", model="tiny", job=Job(options=options, seeds=(7,)), preview_suffix=".png"))
+    served = [one.preview for one in sent if isinstance(one, Stepped) and one.preview]
+    assert served and not next(one.error for one in sent if isinstance(one, Finished))
+    for one in served:
+        assert any(np.array_equal(np.asarray(Image.open(io.BytesIO(one))), other) for other in seen[:-1])
 
 
 def test_large_previews_are_halved() -> None:
