@@ -39,13 +39,16 @@ def info(file: Path, as_json: bool, opening: LoadOptions) -> None:
 
 
 def _found(file: Path) -> Path:
-    """Return `file`, or the folder of the known model of this name."""
+    """Return `file`, or the folder or file of this name: of a known model, or another download."""
     from qwenimg.common.families import catalog
-    from qwenimg.common.hub import resolve
+    from qwenimg.common.hub import part_files, resolve
 
-    if os.path.lexists(file) or catalog.find(str(file)) is None:
+    name = str(file)
+    if os.path.lexists(file):
         return file
-    return resolve.resolve(str(file)).folder
+    if catalog.find(name) is not None:
+        return resolve.resolve(name).folder
+    return file if catalog.find_download(name) is None else part_files.find_part(name)
 
 
 def _show_model(path: Path, as_json: bool, prediction: Prediction | None) -> None:

@@ -47,7 +47,9 @@ _SMALL_FILES: list[Download] = [
 ]
 CONTROLS: list[Download] = [download for family in _FAMILIES for download in getattr(family, "CONTROLS", ())]
 """The control networks that are known by name."""
-NAMED: tuple[Download, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS, *TINY_VAES)
+ADAPTERS: tuple[Download, ...] = stable_diffusion.ADAPTERS
+"""The IP-Adapters that are known by name."""
+NAMED: tuple[Download, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS, *ADAPTERS, *TINY_VAES)
 
 _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.(safetensors|gguf))", re.ASCII)
 
@@ -66,7 +68,7 @@ def find_download(name: str) -> Download | None:
             files=(match["file"],),
         )
     lower = name.lower()
-    return next((one for one in NAMED if lower in (one.name, *([] if one.family else [one.repo.lower()]))), None)
+    return next((one for one in NAMED if lower == one.name or (one.is_alone and lower == one.repo.lower())), None)
 
 
 def configurations(known: KnownModel) -> Path | None:
@@ -90,6 +92,7 @@ REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
     **{download.name: _SMALL + download.name for download in _SMALL_FILES},
     **{download.name: f"a control network: give it with --control {download.name}=PICTURE" for download in CONTROLS},
+    **{one.name: f"an IP-Adapter: give it with --ip-adapter {one.name} --ip-image PICTURE" for one in ADAPTERS},
     **{download.name: f"a tiny VAE: give it with --vae {download.name}" for download in TINY_VAES},
     T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,

@@ -36,6 +36,8 @@ class ControlFiles:
     networks: tuple[Network, ...]
     # The known control network of this name, as it is published and without files; None for another name
     published: Callable[[str], Controller | None] = lambda name: None
+    # Refuses a network that is published, called as the text says, for another kind of model
+    check_published: Callable[[str, Controller, Checkpoint], None] = lambda name, net, checkpoint: None
     # Completes an IP-Adapter by the first of these image encoders that is its own; None: the family has no IP-Adapters
     with_encoder: Callable[[IPAdapter, Encoders], IPAdapter] | None = None
     # Whether the path of a LoRA names one that --control takes: no tensor tells it from others

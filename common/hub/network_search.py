@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
@@ -34,8 +35,8 @@ MAX_FP32_ERROR = 1e-5  # relative error of a product
 def named_control(name: str) -> Path | None:
     """Return the folder or file of the control network that a recipe calls `name`, if the cache has it: a path in a
     recipe is never opened."""
-    known = next((one for one in catalog.CONTROLS if name == one.name), None)
-    return None if os.path.lexists(name) else find_cached(known.repo if known else name)
+    known = next((one for one in (*catalog.CONTROLS, *catalog.ADAPTERS) if name == one.name), None)
+    return None if os.path.lexists(name) else find_cached(known.place if known else name)
 
 
 def find_control(name: str, folders: ModelFolders) -> Path:
@@ -44,15 +45,18 @@ def find_control(name: str, folders: ModelFolders) -> Path:
     path = Path(home(name))
     if os.path.lexists(path) or kind(path) is not None:
         return path
-    known = next((one for one in catalog.CONTROLS if name.lower() in (one.name, one.repo.lower())), None)
-    if (cached := find_cached(known.repo if known else name)) is not None:
+    lower, every = name.lower(), (*catalog.CONTROLS, *catalog.ADAPTERS)
+    known = next((one for one in every if lower == one.name or (one.is_alone and lower == one.repo.lower())), None)
+    if (cached := find_cached(known.place if known else name)) is not None:
         return cached
-    if known is None and (place := folders.locate(name, "control")) != name:
+    if (known is None or known.is_ip_adapter) and (place := folders.locate(name, "control")) != name:
         return Path(place)
     shown = clean(name, 80)
     if known is None and "/" not in name:
-        names = ", ".join(one.name for one in catalog.CONTROLS)
-        raise ModelError(f"--control {shown}: no such file or folder; known by name are {names}")
+        near = get_close_matches(lower, [one.name for one in every], n=1) or [every[0].name]
+        raise ModelError(
+            f"--control {shown}: no such file or folder; known by name are {near[0]} and others: qwenimg models"
+        )
     size = f" ({size_text(known.bytes)}, {known.license})" if known else ""
     when = " with the network on" if is_offline() else ""
     where = clean(cache_folder(), 80)

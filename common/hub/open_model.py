@@ -204,8 +204,10 @@ def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, 
 
     def opened_net(path: Path) -> Controller:
         net = published(str(path)) if published is not None and not os.path.lexists(path) else None
+        if net is not None:
+            control.check_published(str(path), net, checkpoint)
         net = net or control.open(path, checkpoint)
-        if not isinstance(net, IPAdapter) or control.with_encoder is None:
+        if not isinstance(net, IPAdapter) or net.encoder is not None or control.with_encoder is None:
             return net
         with closed_on_error(net):
             return control.with_encoder(net, find_encoders(net.path, checkpoint.source, folders, encoder))

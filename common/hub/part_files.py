@@ -64,8 +64,10 @@ def find_part(given: str | Path) -> Path:
     path = Path(home(name))
     if os.path.lexists(path) or kind_of_path(path) is not None:
         return path
-    cached = find_tiny_vae(name) or find_cached(name)
-    if cached is None and catalog.find_download(name) is not None:
+    download = catalog.find_download(name)
+    is_net = download is not None and (download.controls or download.is_ip_adapter)
+    cached = find_tiny_vae(name) or find_cached(download.place if download and is_net else name)
+    if cached is None and download is not None:
         shown, where = clean(name, 100), clean(cache_folder(), 60)
         raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
     return cached or path

@@ -29,7 +29,7 @@ from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.hub import requirements, resolve
+from qwenimg.common.hub import listing, requirements, resolve
 from qwenimg.common.hub.verify import HASH, Progress, damaged, report, right, verify_offline
 from qwenimg.common.parts.downloads import Download
 from qwenimg.common.transfer.download import NOTE, PART, Wanted, bytes_kept, fetch
@@ -299,7 +299,9 @@ def removal(name: str) -> tuple[Removal, list[str]]:
     model = next((one for one in catalog.KNOWN.values() if one.repo == repo), None)
     if model is not None and any(map(_is_whole, hf_cache.snapshots(storage))):
         raise UsageError(f"{name}: its files belong to {model.name}, which is here: qwenimg rm {model.name}")
-    return of_files(storage, download.files), [download.purpose]
+    others = [one for one in catalog.ADAPTERS if download.is_ip_adapter and one is not download]
+    shared = {file for one in others if listing.has_all(one) for file in one.files}  # an image encoder
+    return of_files(storage, [file for file in download.files if file not in shared]), [download.purpose]
 
 
 def removing(what: Removal) -> None:

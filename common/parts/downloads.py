@@ -21,6 +21,17 @@ class Download:
     family: str = ""  # the family of models whose small files they are
     is_tiny_vae: bool = False
     controls: str = ""  # the family of models that they control, as a control network
+    is_ip_adapter: bool = False  # the adapter first; its image encoder, which it may share, after it
+
+    @property
+    def is_alone(self) -> bool:
+        """True if its repository has nothing else that is used, so that the hub id names it too."""
+        return not (self.family or self.is_ip_adapter)
+
+    @property
+    def place(self) -> str:
+        """The hub id of what is opened of a control network: its folder, or its file beside those of others."""
+        return f"{self.repo}/{self.files[0]}" if self.is_ip_adapter else self.repo
 
 
 CLIP_TOKENIZER = Download(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import save_file
 from support.cli_runner import cli
@@ -26,13 +27,16 @@ from support.tiny_ip_adapter import KINDS, nested, tensors, tiny_image_encoder, 
 from support.tiny_sd import write_tiny_sd
 
 import qwenimg
+from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
-from qwenimg.common.families import registry
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.stable_diffusion import ip_adapter
 from qwenimg.common.families.stable_diffusion.control import open_control
+from qwenimg.common.hub import listing, network_search, pull
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.encoders import clip_vision
 from qwenimg.common.networks.encoders import ip_adapter as network
+from qwenimg.common.parts.downloads import Download
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
@@ -90,6 +94,65 @@ def test_the_published_sizes() -> None:
     ]
     assert [round(one, 2) for one in encoders] == [632.08, 1844.91]
     assert [len(clip_vision.manifest(one)) for one in (clip_vision.VIT_H, clip_vision.VIT_BIG_G)] == [520, 776]
+
+
+@pytest.mark.parametrize("known", catalog.ADAPTERS, ids=lambda known: known.name)
+def test_the_known_adapters(known: Download) -> None:
+    """Their sizes in the listing of their repository, and the networks that `plan` takes for them without files."""
+    net = ip_adapter.published(known.name)
+    assert net is not None and net.encoder is not None
+    size = net.component.plan.nbytes + net.encoder.plan.nbytes
+    print(f"{known.name}: {size / 1e6:.1f} MB, listed {known.bytes / 1e6:.1f} MB")
+    assert abs(size / known.bytes - 1) < 0.002
+    config, encoder = net.component.config, net.encoder.config
+    assert config.features == (encoder.hidden_size if config.sees_states else encoder.projection_dim)
+    assert ip_adapter.encoder_of(config) == ip_adapter.title_of(encoder)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with two adapters of h94's repository, tiny ones, and the encoder that they share."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    place = hf_cache.storage_folder(catalog.ADAPTERS[0].repo) / "snapshots" / ("ab" * 20) / "models"
+    for kind, name in (("base", "ip-adapter_sd15"), ("plus", "ip-adapter-plus_sd15")):
+        write_adapter(place, "sd15", kind).rename(place / f"{name}.safetensors")
+    return place
+
+
+def test_a_known_name_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, folder: Path, adapter: Path
+) -> None:
+    """Drawn with, repeated from a recipe, described, and removed without the encoder that another one needs."""
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(PICTURE).save("p.png")
+    with closing(qwenimg.load(folder, backend="cpu", precision="fp32")) as pipe:
+        made = [pipe("a circle", control=(net, PICTURE), **ASKED) for net in ("ip-adapter_sd15", adapter)]
+        assert (made[0].latents == made[1].latents).all()
+        with pytest.raises(ModelError, match=r"\(2\.6 GB, Apache-2\.0\).* by: qwenimg pull ip-"):
+            pipe.check("x", control=("ip-adapter-full-face_sd15", PICTURE))
+        with pytest.raises(ModelError, match="known by name are ip-adapter_sd15 and others"):
+            pipe.check("x", control=("ip-adapter_sd14", PICTURE))
+    assert network_search.named_control("ip-adapter_sd15") == cache / "ip-adapter_sd15.safetensors"
+    here = {one.name: one.here for one in listing.entries() if one.name.startswith("ip-adapter")}
+    assert [name for name, state in here.items() if state == "yes"] == ["ip-adapter_sd15", "ip-adapter-plus_sd15"]
+    assert "an IP-Adapter" in cli("info", "ip-adapter_sd15").out.decode()
+    cli("info", "ip-adapter_sdxl").refused(5, "qwenimg pull ip-adapter_sdxl")
+    with pytest.raises(ModelError, match="pull one of them by its name, such as ip-adapter_sd15"):
+        pull.pull("h94/IP-Adapter", echo=print, progress=lambda *told: None)
+    assert cli("rm", "ip-adapter_sd15", "--yes").code == 0
+    assert not (cache / "ip-adapter_sd15.safetensors").exists() and (cache / "image_encoder/model.safetensors").exists()
+    assert cli("rm", "ip-adapter-plus_sd15", "--yes").code == 0
+    assert not (cache / "image_encoder" / "model.safetensors").exists()
+
+
+def test_a_known_name_that_is_not_here_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(PICTURE).save(tmp_path / "p.png")
+    words = ["plan", "-m", "sd15", "--ip-image", str(tmp_path / "p.png"), "--ip-adapter"]
+    told = cli(*words, "ip-adapter-plus_sd15")
+    print(told.out.decode())
+    assert told.code == 0 and "pictures" in told.out.decode() and "adapter" in told.out.decode()
+    cli(*words, "ip-adapter_sdxl").refused(5, "is an IP-Adapter for SDXL; the model is Stable Diffusion 1.x")
 
 
 def broken_files() -> dict[str, tuple[dict[str, torch.Tensor], str]]:

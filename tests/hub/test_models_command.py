@@ -29,9 +29,13 @@ CONTROLS = (
                                              "inpaint")),
     "sdxl-controlnet-canny", "sdxl-controlnet-depth", "sdxl-controlnet-union", "sdxl-controlnet-union-promax",
 )  # fmt: skip
+ADAPTERS = (
+    "ip-adapter_sd15", "ip-adapter-plus_sd15", "ip-adapter-plus-face_sd15", "ip-adapter-full-face_sd15",
+    "ip-adapter_sdxl_vit-h", "ip-adapter-plus_sdxl_vit-h", "ip-adapter-plus-face_sdxl_vit-h", "ip-adapter_sdxl",
+)  # fmt: skip
 PIECES = (
     "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "qwen-image-2.1-files", "z-image-files", "flux2-files",
-    *CONTROLS, "taesd", "taesdxl", "taesd3", "taef1", "taef2", "taew2_1",
+    *CONTROLS, *ADAPTERS, "taesd", "taesdxl", "taesd3", "taef1", "taef2", "taew2_1",
 )  # fmt: skip
 
 

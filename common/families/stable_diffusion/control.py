@@ -42,7 +42,7 @@ from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import on_paper
-from qwenimg.common.parts.control_net import Controller, ControlNet, check_sizes
+from qwenimg.common.parts.control_net import Controller, ControlNet, IPAdapter, check_sizes
 from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
@@ -117,8 +117,10 @@ def _open_derived(path: Path, checkpoint: Checkpoint) -> ControlNet:
     return ControlNet(name="", component=component, mask=_mask(path), picture="rgb")
 
 
-def published(name: str) -> ControlNet | None:
-    """Return the ControlNet known as `name`, without its files; None for another name."""
+def published(name: str) -> Controller | None:
+    """Return the ControlNet or IP-Adapter known as `name`, without its files; None for another name."""
+    if (adapter_net := ip_adapter.published(name)) is not None:
+        return adapter_net
     known = next((one for one in CONTROLS if one.name == name), None)
     if known is None:
         return None
@@ -129,6 +131,16 @@ def published(name: str) -> ControlNet | None:
         return ControlNet(name="", component=component, picture="rgb", kinds=config.kinds)
     component = on_paper(unet_controlnet.NETWORK, config_like(base), "float32")
     return ControlNet(name="", component=component, mask=_mask(Path(name)), picture="rgb")
+
+
+def check_published(name: str, net: Controller, checkpoint: Checkpoint) -> None:
+    """Raise ModelError for a network known as `name` that was made for another kind of Stable Diffusion."""
+    base: UNetConfig = checkpoint["unet"].config
+    if isinstance(net, ControlNet) and net.component.config.cross_attention_dim != base.cross_attention_dim:
+        ours, theirs = _kind(net.component.config.cross_attention_dim), _kind(base.cross_attention_dim)
+        raise ModelError(f"{clean(name)}: is a ControlNet for {ours}; the model is {theirs}")
+    if isinstance(net, IPAdapter):
+        ip_adapter.check_fit(name, net.component.config, base)
 
 
 def _mask(path: Path) -> Literal["none", "needed"]:

@@ -181,6 +181,7 @@ FAMILY = Family(
             clip_vision.NETWORK,
         ),
         published=control.published,
+        check_published=control.check_published,
         with_encoder=adapters.with_encoder,
     ),
     embeddings=True,

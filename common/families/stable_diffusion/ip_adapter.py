@@ -15,6 +15,7 @@ import numpy as np
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.stable_diffusion import known
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.headers import open_header, open_weights
 from qwenimg.common.formats.stored import Header
@@ -22,11 +23,12 @@ from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip_vision, ip_adapter
-from qwenimg.common.networks.encoders.clip_vision import CLIPVisionConfig
+from qwenimg.common.networks.encoders.clip_vision import VIT_BIG_G, VIT_H, CLIPVisionConfig
 from qwenimg.common.networks.encoders.ip_adapter import IPAdapterConfig
 from qwenimg.common.numbers import resampling
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.components import component, open_component, read_config
+from qwenimg.common.parts import known_configs
+from qwenimg.common.parts.components import component, on_paper, open_component, read_config
 from qwenimg.common.parts.control_net import Controller, Encoders, IPAdapter
 from qwenimg.common.pipeline.adapter_uses import AdapterUse, adapter_uses
 from qwenimg.common.pipeline.models.control_stages import levels
@@ -85,26 +87,53 @@ def open_file(path: Path) -> Component:
 def open_adapter(path: Path, base: UNetConfig) -> IPAdapter:
     """Open the adapter in the file `path` for a UNet. Its encoder is found later. Raises ModelError and UsageError."""
     part = open_file(path)
-    attentions = unet.cross_attentions(base)
     with closed_on_error(part.plan):
-        config: IPAdapterConfig = part.config
-        if config.text != base.cross_attention_dim:
-            theirs, ours = (model_of(width) for width in (config.text, base.cross_attention_dim))
-            raise ModelError(f"{clean(path)}: is an IP-Adapter for {theirs}; the model is {ours}")
-        if config.widths != tuple(one.width for one in attentions):
-            raise ModelError(
-                f"{clean(path)}: is an IP-Adapter for a model of {len(config.widths)} cross attentions with "
-                f"{_shown(config.widths)} channels; the model has {len(attentions)} with "
-                f"{_shown([one.width for one in attentions])}"
-            )
-    named = _SDXL if base.addition_embed_type else _SD
+        check_fit(path, part.config, base)
     return IPAdapter(
         name="",
         component=part,
         encoder=None,
-        attentions=tuple(one.attention for one in attentions),
-        named={**named, "composition": named["layout"]},
+        attentions=tuple(one.attention for one in unet.cross_attentions(base)),
+        named=_named(base),
     )
+
+
+def check_fit(path: Path | str, config: IPAdapterConfig, base: UNetConfig) -> None:
+    """Raise ModelError for the adapter at `path`, or known by that name, that was made for another UNet."""
+    widths = tuple(one.width for one in unet.cross_attentions(base))
+    if config.text != base.cross_attention_dim:
+        theirs, ours = (model_of(width) for width in (config.text, base.cross_attention_dim))
+        raise ModelError(f"{clean(path)}: is an IP-Adapter for {theirs}; the model is {ours}")
+    if config.widths != widths:
+        raise ModelError(
+            f"{clean(path)}: is an IP-Adapter for a model of {len(config.widths)} cross attentions with "
+            f"{_shown(config.widths)} channels; the model has {len(widths)} with {_shown(widths)}"
+        )
+
+
+def published(name: str) -> IPAdapter | None:
+    """Return the adapter known as `name` with its image encoder, without their files; None for another name."""
+    if all(one.name != name for one in known.ADAPTERS):
+        return None
+    base: UNetConfig = known_configs.read("sdxl" if known.SDXL_ADAPTER in name else "sd15", "unet", unet.NETWORK)
+    encoder, dtype = (VIT_BIG_G, "float16") if name == known.BIG_G else (VIT_H, "float32")
+    attentions = unet.cross_attentions(base)
+    kind = next((kind for kind in ip_adapter.KINDS if f"-{kind}" in name), ip_adapter.KINDS[0])
+    text, widths = base.cross_attention_dim, tuple(one.width for one in attentions)
+    config = ip_adapter.like(kind, encoder.projection_dim, encoder.hidden_size, text=text, widths=widths)
+    return IPAdapter(
+        name="",
+        component=on_paper(ip_adapter.NETWORK, config, "float16"),
+        encoder=on_paper(clip_vision.NETWORK, encoder, dtype),
+        attentions=tuple(one.attention for one in attentions),
+        named=_named(base),
+    )
+
+
+def _named(base: UNetConfig) -> dict[str, tuple[str, ...]]:
+    """Return the blocks of a UNet by the names of what they lead."""
+    named = _SDXL if base.addition_embed_type else _SD
+    return {**named, "composition": named["layout"]}
 
 
 def model_of(width: int) -> str:
@@ -114,8 +143,8 @@ def model_of(width: int) -> str:
 
 def title_of(config: CLIPVisionConfig) -> str:
     """Return the name of an image encoder."""
-    known = {clip_vision.VIT_H: "CLIP ViT-H", clip_vision.VIT_BIG_G: "CLIP ViT-bigG"}
-    return known.get(config, f"states of {config.hidden_size} numbers, embeddings of {config.projection_dim}")
+    names = {VIT_H: "CLIP ViT-H", VIT_BIG_G: "CLIP ViT-bigG"}
+    return names.get(config, f"states of {config.hidden_size} numbers, embeddings of {config.projection_dim}")
 
 
 def _shown(widths: Sequence[int]) -> str:
@@ -165,8 +194,8 @@ def open_encoder(path: Path) -> Component:
 
 def encoder_of(config: IPAdapterConfig) -> str:
     """Return the name of the encoder that an adapter takes."""
-    known = {(False, 1024): "CLIP ViT-H", (False, 1280): "CLIP ViT-bigG", (True, 1280): "CLIP ViT-H"}
-    return known.get((config.sees_states, config.features), f"one with {config.features} numbers")
+    names = {(False, 1024): "CLIP ViT-H", (False, 1280): "CLIP ViT-bigG", (True, 1280): "CLIP ViT-H"}
+    return names.get((config.sees_states, config.features), f"one with {config.features} numbers")
 
 
 # In a run

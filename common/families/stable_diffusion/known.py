@@ -110,10 +110,60 @@ CONTROLS = (
         purpose="--control by pictures of eight kinds, tile and inpaint among them",
     ),
 )
+SDXL_ADAPTER = "sdxl"  # in their names
+BIG_G = "ip-adapter_sdxl"  # the only one that sees by ViT-bigG
+_VIT_H = ("models/image_encoder/model.safetensors", "models/image_encoder/config.json")
+_adapter = partial(
+    Download,
+    repo="h94/IP-Adapter",
+    title="an IP-Adapter for Stable Diffusion 1.x, and its image encoder",
+    license="Apache-2.0",
+    is_ip_adapter=True,
+)
+_adapter_xl = partial(_adapter, title="an IP-Adapter for SDXL, and its image encoder")
+_PICTURE, _FACE = "--ip-adapter, a picture as a prompt", "--ip-adapter, a face as a prompt"
+_CLOSER = f"{_PICTURE}, closer to it"
+ADAPTERS = (
+    *(
+        _adapter(
+            name=f"ip-adapter{kind}_sd15",
+            bytes=size,
+            purpose=purpose,
+            files=(f"models/ip-adapter{kind}_sd15.safetensors", *_VIT_H),
+        )
+        for kind, size, purpose in (
+            ("", 2_574_600_000, _PICTURE),
+            ("-plus", 2_628_200_000, _CLOSER),
+            ("-plus-face", 2_628_200_000, _FACE),
+            ("-full-face", 2_573_600_000, _FACE),
+        )
+    ),
+    *(
+        _adapter_xl(
+            name=f"ip-adapter{kind}_sdxl_vit-h",
+            bytes=size,
+            purpose=purpose,
+            files=(f"sdxl_models/ip-adapter{kind}_sdxl_vit-h.safetensors", *_VIT_H),
+        )
+        for kind, size, purpose in (
+            ("", 3_228_000_000, _PICTURE),
+            ("-plus", 3_378_000_000, _CLOSER),
+            ("-plus-face", 3_378_000_000, _FACE),
+        )
+    ),
+    _adapter_xl(
+        name=BIG_G,
+        bytes=4_393_000_000,
+        purpose=f"{_PICTURE}, by a larger encoder",
+        files=(f"sdxl_models/{BIG_G}.safetensors", *(f"sdxl_{path}" for path in _VIT_H)),
+    ),
+)
+"""IP-Adapters by the names of their files. Sizes are those of the repository's listing, with the encoder."""
 _WHY = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
 # Why others are not supported
 REFUSED = {
     "sd21": _WHY,
     "sd2.1": _WHY,
     "sd-2.1": _WHY,
+    "ip-adapter": f"a repository of IP-Adapters: pull one of them by its name, such as {ADAPTERS[0].name}",
 }

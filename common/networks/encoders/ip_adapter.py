@@ -65,6 +65,19 @@ class IPAdapterConfig:
         return self.kind != KINDS[0]
 
 
+def like(kind: str, embedding: int, states: int, *, text: int, widths: tuple[int, ...]) -> IPAdapterConfig:
+    """Return the configuration of an adapter as it is published, for an encoder with `embedding` numbers of a picture
+    and `states` of each patch."""
+    sizes: dict[str, int] = {"features": embedding}
+    if kind == "plus":
+        inner = min(states, text)
+        sizes = {"features": states, "tokens": 16, "inner": inner, "attention": inner, "feed_forward": 4 * inner}
+        sizes |= {"depth": 4}
+    elif kind == "full-face":
+        sizes = {"features": states, "tokens": 0, "inner": states}
+    return IPAdapterConfig(kind=kind, text=text, widths=widths, **sizes)
+
+
 def manifest(config: IPAdapterConfig) -> Manifest:
     """Return the shape of every tensor, by its key after `rename`."""
     projection = {"base": _linear, "plus": _resampler, "full-face": _feed_forward}[config.kind](config)
