@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,20 @@ from qwenimg.cli.serve.apis import sd_control
 from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry
-from qwenimg.common.families.stable_diffusion.control import open_control
+from qwenimg.common.families.stable_diffusion.control import open_control, published
+from qwenimg.common.families.stable_diffusion.known import CONTROLS
 from qwenimg.common.pipeline.start import latent_shape
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 UNET = UNETS["sdxl"] | _SMALL
 PICTURE = np.random.default_rng(2).integers(0, 256, (40, 60, 3), np.uint8)
+# Of diffusers' classes; ProMax has a row of 320 for each of two more kinds, and 256 more inputs of its embedding of kinds
+PARAMETERS = {
+    "sdxl-controlnet-union": 1_257_287_280,
+    "sdxl-controlnet-union-promax": 1_257_287_280 + 2 * (320 + 256 * 1280),
+}
+SDXL = 2_567_463_684  # parameters of its UNet
 ASKED = {"width": 64, "height": 48, "steps": 4, "guidance": 4.0, "seed": 3}
 
 
@@ -131,6 +139,27 @@ def test_a_run_does_what_its_plan_says(folder: Path, net: Path) -> None:
             stages = pipe.model.stages(request, pipe.model.plan(request), latent_shape(pipe.model, request))
             (stage,) = [one for one in stages if one.name == "control"]
             assert stage.splits[0].passes == 3
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_published_one_is_planned_without_its_files(tmp_path: Path, name: str) -> None:
+    """Beside SDXL's UNet, once for two pictures; its download has the bytes of its parameters in 16 bits."""
+    Image.fromarray(PICTURE).save(tmp_path / "photo.png")
+    words = ["plan", "sdxl", "--backend", "cpu", "--precision", "bf16", "--size", "1024x1024", "--json"]
+    controls = [f"--control={name}={kind}@{tmp_path / 'photo.png'}" for kind in ("depth", "tile", "canny")]
+    net, [known] = published(name), [one for one in CONTROLS if one.name == name]
+    assert net is not None
+    held = 2 * PARAMETERS[name]
+    assert sum(prod(shape) for shape in net.component.plan.shapes.values()) == PARAMETERS[name]
+    assert abs(known.bytes - held) <= 0.01 * held and known.license == "Apache-2.0"
+    if "tile" not in net.kinds:
+        ran = cli(*words, controls.pop(1))
+        assert ran.code == 2 and "tile@ is none" in ran.err
+    ran = cli(*words, *controls)
+    assert ran.code == 0, ran.err
+    bytes_of = {stage["name"]: stage["weights_bytes"] for stage in json.loads(ran.out)["stages"]}
+    print(f"{name}: {bytes_of}")
+    assert held <= bytes_of["control"] <= 1.1 * held and bytes_of["denoise"] - bytes_of["control"] > 2 * SDXL
 
 
 @pytest.mark.sample(0)

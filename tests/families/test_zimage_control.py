@@ -30,6 +30,8 @@ from qwenimg import Pipeline
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families.z_image.checkpoint import OPENING
 from qwenimg.common.families.z_image.control import open_control
+from qwenimg.common.families.z_image.known import CONTROLS as CONTROLS_THERE
+from qwenimg.common.families.z_image.known import PUBLISHED
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.parity import check, record, summary
 from qwenimg.common.parity.passport import passport_file
@@ -320,6 +322,24 @@ def test_a_passport_holds_on_mlx_and_catches_faults(
         with monkeypatch.context() as patch:
             patch.setattr(zimage_control.Controlled, name, fault)
             assert verdict("cpu"), fault.__name__
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_one_is_planned_without_its_files(tmp_path: Path, name: str) -> None:
+    """Beside the transformer; its download has the bytes of its parameters in 16 bits."""
+    Image.fromarray(PICTURE).save(tmp_path / "picture.png")
+    [known] = [one for one in CONTROLS_THERE if one.name == name]
+    words = ["plan", "z-image-turbo", "--backend", "cpu", "--precision", "bf16", "--size", "1024x1024", "--json"]
+    control = ["--control", f"{name}={tmp_path / 'picture.png'}"]
+    ran, plain = cli(*words, *control), cli(*words)
+    assert ran.code == 0, ran.err
+    with_net, without = (
+        {stage["name"]: stage["weights_bytes"] for stage in json.loads(one.out)["stages"]} for one in (ran, plain)
+    )
+    added = with_net["denoise"] - without["denoise"]
+    print(f"{name}: {with_net}, without {without}")
+    assert known.bytes <= with_net["control"] <= 1.1 * known.bytes and added >= known.bytes
+    assert known.license == "Apache-2.0" and "control" not in without
 
 
 @pytest.mark.sample(0)
