@@ -53,7 +53,7 @@ def _opening(command: _F) -> _F:
 
 def _recording_options(command: _F) -> _F:
     """Declare the options of a recording."""
-    for name in ("mask", "control", "true_cfg", "lora_mode"):
+    for name in ("mask", "control", "control_mode", "true_cfg", "lora_mode"):
         command = options.of_picture(ALL[name])(command)
     for option in reversed(
         (
@@ -261,6 +261,7 @@ class Session:
         for note in notes:
             streams.say(f"qwenimg: {note}")
         request |= pictures
+        request |= {"control_mode": values["control_mode"]} if values["control_mode"] else {}
         if pipe.model.inputs.fewest:
             request.pop("pictures", None)  # a model that needs pictures sees all that it can
         request |= {"pictures": values["pictures"]} if values["pictures"] else {}

@@ -32,7 +32,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 
 UNET = UNETS["sdxl"] | _SMALL
 PICTURE = np.random.default_rng(2).integers(0, 256, (40, 60, 3), np.uint8)
-# Of diffusers' classes; ProMax has a row of 320 for each of two more kinds, and 256 more inputs of its embedding of kinds
+# Of diffusers' classes; for each of two more kinds ProMax has a row of 320, and 256 more inputs of an embedding
 PARAMETERS = {
     "sdxl-controlnet-union": 1_257_287_280,
     "sdxl-controlnet-union-promax": 1_257_287_280 + 2 * (320 + 256 * 1280),

@@ -22,6 +22,7 @@ from qwenimg.common.precision import precision
 from qwenimg.common.prompts.check import check_not_blank
 from qwenimg.common.request import control_text
 from qwenimg.common.request.lora_text import Lora
+from qwenimg.common.request.names import CONTROL_MODES, check_control_mode
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.recipe import recorded_loras
 from qwenimg.common.request.request import Request
@@ -136,10 +137,12 @@ class RecordedCall:
     true_cfg: float | None = None
     strength: float | None = None
     lora_mode: str | None = None
+    control_mode: str | None = None
     pictures: int | None = field(default=None, metadata={"min": 1, "max": 2})
 
     def __post_init__(self) -> None:
         keywords = called(self.keywords())
+        check_control_mode(keywords.pop("control_mode", CONTROL_MODES[0]))
         Request(**keywords | {"image": tuple(keywords["image"])} if self.pictures else keywords)
         check_not_blank(self.prompt)
 
