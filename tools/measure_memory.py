@@ -73,7 +73,7 @@ class Run:
         width, height = map(int, given.pop("--size").split("x"))
         draw: dict[str, Any] = {"prompt": PROMPT, "width": width, "height": height, "steps": 2}
         draw |= {"image": seen} if seen else {}
-        draw |= {"control": text} if (text := controlled(path)) else {}
+        draw |= {"control": text} if (text := controlled(path, self.model)) else {}
         if "--guidance" in given:
             draw["guidance"] = float(given.pop("--guidance"))
         if "--layers" in given:
@@ -119,6 +119,15 @@ RUNS = (
     Run("z-image", "cpu", "--size 512x384 --precision bf16"),
     Run("z-image", "mlx", "--size 128x128 --precision fp32"),
     Run("sd3", "cpu", "--size 512x512 --precision fp32"),
+    # under a control network
+    Run("sd15-controlnet", "cpu", "--size 512x512 --precision fp32"),
+    Run("sd15-controlnet", "mlx", "--size 256x256 --precision fp32"),
+    Run("sd15-adapter", "cpu", "--size 512x512 --precision fp32"),
+    Run("sd15-adapter", "mlx", "--size 256x256 --precision fp32"),
+    Run("sdxl-union", "cpu", "--size 512x512 --precision fp32"),
+    Run("sdxl-union", "mlx", "--size 128x128 --precision fp32"),
+    Run("z-image-control", "cpu", "--size 512x512 --precision fp32"),
+    Run("z-image-control", "mlx", "--size 128x128 --precision fp32"),
     # 30 % of the denoiser
     Run("deep", "cpu", "--size 256x256 --precision fp32 --max-memory 725MB"),
     Run("deep", "mlx", "--size 128x128 --precision fp32 --max-memory 725MB"),
@@ -157,7 +166,9 @@ STARTS = {
 
 def starts(model: str) -> dict[str, str]:
     """Return the stage that each message begins; only Qwen-Image has one for its modulation."""
-    return STARTS | ({"loading transformer": "denoise"} if model in ("z-image", "flux2", "qwen21") else {})
+    return STARTS | (
+        {"loading transformer": "denoise"} if model in ("z-image", "z-image-control", "flux2", "qwen21") else {}
+    )
 
 
 ONE = """
@@ -220,7 +231,7 @@ COMMAND = "import sys; from qwenimg.cli.main import run; sys.exit(run(sys.argv[1
 
 def planned(path: Path, run: Run) -> dict[str, Any]:
     options = [*run.words(path), "--backend", run.backend, "--steps", "2", "-p", PROMPT, "--json"]
-    options += ["--control", text] if (text := controlled(path)) else []
+    options += ["--control", text] if (text := controlled(path, run.model)) else []
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, "plan", str(path), *options], capture_output=True, text=True, check=True
     )

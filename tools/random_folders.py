@@ -23,6 +23,7 @@ from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
+from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
     flux2_dit,
     flux_dit,
@@ -30,7 +31,11 @@ from qwenimg.common.networks.denoisers import (
     qwen_controlnet,
     qwen_dit,
     sd3_dit,
+    t2i_adapter,
     unet,
+    unet_controlnet,
+    unet_controlnet_union,
+    zimage_control,
     zimage_dit,
 )
 from qwenimg.common.networks.encoders import (
@@ -61,6 +66,8 @@ class Kind:
     )
     pipeline: str = ""  # the class of the pipeline, if it is not the known model's
     dtype: str = "BF16"
+    control: tuple[Network, Any] | None = None  # the network that controls its runs
+    picture: str = ""  # the kind of its picture, for a network that has several
 
 
 # Tokenizers
@@ -197,6 +204,9 @@ FLUX2_TEXT = qwen3.Qwen3Config(
 ZIMAGE = zimage_dit.ZImageConfig(
     axes_lens=(1536, 512, 512), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024
 )
+ZIMAGE_CONTROL = zimage_control.ZImageControlConfig(
+    control_layers_places=(0, 2, 4, 6), dim=ZIMAGE.dim, n_heads=ZIMAGE.n_heads, n_kv_heads=ZIMAGE.n_kv_heads
+)
 ZIMAGE_TEXT = qwen3.Qwen3Config(
     hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
     vocab_size=32000,
@@ -213,7 +223,7 @@ KINDS = {
     "deep": qwen(variants.TEXT, (qwen_vl.NETWORK, QWEN_TEXT), replace(QWEN, num_layers=24)),
     "edit": qwen(variants.EDIT_2511, (qwen_vl_vision.NETWORK, QWEN_SEEING)),
     "layered": qwen(variants.LAYERED, (qwen_vl_caption.NETWORK, QWEN_SEEING)),
-    "control": qwen(variants.TEXT, (qwen_vl.NETWORK, QWEN_TEXT)),
+    "control": replace(qwen(variants.TEXT, (qwen_vl.NETWORK, QWEN_TEXT)), control=(qwen_controlnet.NETWORK, CONTROL)),
     "sd15": Kind(
         model="sd15",
         parts={
@@ -288,6 +298,17 @@ KINDS = {
     ),
 }
 
+KINDS |= {
+    "sd15-controlnet": replace(KINDS["sd15"], control=(unet_controlnet.NETWORK, control.config_like(SD15))),
+    "sd15-adapter": replace(
+        KINDS["sd15"], control=(t2i_adapter.NETWORK, t2i_adapter.T2IAdapterConfig(channels=SD15.block_out_channels))
+    ),
+    "sdxl-union": replace(
+        KINDS["sdxl"], control=(unet_controlnet_union.NETWORK, control.union_like(SDXL)), picture="depth"
+    ),
+    "z-image-control": replace(KINDS["z-image"], control=(zimage_control.NETWORK, ZIMAGE_CONTROL)),
+}
+
 
 def write_folder(folder: Path, name: str, dtype: str = "", **configs: Any) -> None:
     """Write the model `name`, stored as `dtype`; model_index.json is written last. `configs`: other configurations of
@@ -297,16 +318,16 @@ def write_folder(folder: Path, name: str, dtype: str = "", **configs: Any) -> No
         write_part(folder / part, network, configs.get(part, config), dtype or kind.dtype)
     for place, write_tokenizer in kind.tokenizers.items():
         write_tokenizer(folder / place)
-    if name == "control":  # the control network and its picture, in a folder of their own
-        write_part(folder / "controlnet", qwen_controlnet.NETWORK, CONTROL)
+    if kind.control is not None:  # the control network and its picture, in a folder of their own
+        write_part(folder / "controlnet", *kind.control, kind.dtype)
         Image.new("RGB", (512, 512), (40, 90, 200)).save(folder / "controlnet" / "picture.png")
     write_small_files(folder, kind.model, kind.pipeline)
 
 
-def controlled(path: Path) -> str:
-    """Return the control of runs of the model at `path`, if it has one."""
-    net = path / "controlnet"
-    return f"{net}={net}/picture.png" if net.exists() else ""
+def controlled(path: Path, name: str) -> str:
+    """Return the control of runs of the model `name` at `path`, if it has one."""
+    kind, net = KINDS[name], path / "controlnet"
+    return f"{net}={kind.picture}{'@' * bool(kind.picture)}{net}/picture.png" if kind.control else ""
 
 
 if __name__ == "__main__":

@@ -304,7 +304,9 @@ class ControlNetworks(ControlStages[ControlRun]):
         later: tuple[Stage, ...],
     ) -> list[Stage]:
         config, rows, columns = net.component.config, run.shape.rows, run.shape.columns
-        if _is_adapter(net):  # called once for each picture
+        held = run
+        if _is_adapter(net):  # called once for each picture, before the UNet, whose branches take scaled copies
+            held = replace(run, branches=0)
             pixels = rows * columns * self.scale**2
             peak, passes = (
                 adapter.activations(config, pixels),
@@ -315,7 +317,7 @@ class ControlNetworks(ControlStages[ControlRun]):
             peak = step_peak(config, run.branches, rows, columns)
             passes = run.calls * self.steps_under(request, net, run.plan)
             per_pass = operations.unet(net.component.plan, len(config.block_out_channels), rows, columns) * run.branches
-        activations = self.runtime.call_bytes(net.component, peak) + self.kept_bytes(request, run)
+        activations = self.runtime.call_bytes(net.component, peak) + self.kept_bytes(request, held)
         required = max([activations, *(stage.splits[-1].needed for stage in later)])
         return [
             Stage(
