@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from os.path import lexists
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -125,8 +127,11 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     _check(ctx, what, given)
     config.apply_defaults(ctx, given)
     environment.check(ctx, given)
+    keep_policy = given["preset"] is None and given["precision"] is None
     folders, opening = located(load_options_of(places.pop_opening(given) | ({} if what is None else {"model": what})))
     given["lora"] = folders.loras(lora_text.parse(given["lora"]))
+    if given["replay"] is not None:
+        opening = _recorded(opening, given["replay"], folders, keep_policy=keep_policy)
     engine = _engine(opening, memory, on, given["devices"])
     if not (opening.model or opening.parts or opening.refiner or given["replay"]):
         return _put_all(engine, every, as_json=given["json"])
@@ -152,6 +157,25 @@ def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
     if given["prompt_file"] is not None and ctx.get_parameter_source("prompt_file") is ParameterSource.COMMANDLINE:
         raise UsageError("--prompt-file: a plan is of one picture; give its options")
     given["words"] = ()
+
+
+def _recorded(opening: LoadOptions, picture: Path, folders: ModelFolders, *, keep_policy: bool) -> LoadOptions:
+    """Return `opening` with the model, parts, bits and, if `keep_policy`, the precision of the recipe in `picture`, as
+    generate takes them; a known model need not be here."""
+    from qwenimg.common.families import catalog
+    from qwenimg.common.hub import origin
+    from qwenimg.common.jobs.replay import check_model, read_replay
+
+    replay = read_replay(picture)
+    opening = origin.with_recorded_model(opening, replay, folders)
+    check_model(replay, opening.model)
+
+    def known(name: str | None) -> str | None:
+        return name if name and catalog.find(name) and not lexists(name) else None
+
+    model, refiner = opening.model or known(replay.model), opening.refiner or known(replay.used.get("refiner"))
+    opening = replace(opening, model=model, refiner=refiner)
+    return origin.replayed(opening, replay, picture, folders, keep_policy=keep_policy)
 
 
 def _engine(opening: LoadOptions, memory: str | None, on: str | None, devices: int) -> OnPaper:

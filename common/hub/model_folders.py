@@ -39,6 +39,18 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "upscaler": ("upscale_models",),
 }
 """ComfyUI's names of folders, by the option whose files are in them."""
+NOUNS: Mapping[str, str] = {
+    "model": "model",
+    "transformer": "transformer",
+    "text_encoder": "text encoder",
+    "vae": "VAE",
+    "lora": "LoRA",
+    "control": "control network",
+    "ip_encoder": "image encoder",
+    "embedding": "embedding",
+    "upscaler": "upscaler",
+}
+"""The names of these kinds, for messages."""
 WEBUI: Mapping[str, tuple[str, ...]] = {
     "model": ("Stable-diffusion",),
     "transformer": ("Stable-diffusion",),
@@ -100,7 +112,7 @@ class ModelFolders:
         if _is_local(name):
             near = catalog.nearest(name) if kind_ == "model" else None
             suggestion = f"; did you mean {near}?" if near else ""
-            raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched(kind_)}{suggestion}")
+            raise ModelError(f"{clean(name, 60)}: no such file, and {self._searched(kind_)}{suggestion}")
         return name
 
     def find(self, name: str, kind_: str) -> Path | None:
@@ -119,16 +131,17 @@ class ModelFolders:
         found = (path for ends in ((), PICKLES) for kind_ in KINDS for path in self._candidates(name, kind_, ends))
         first = next(found, None)
         if first is None and _is_local(name):
-            raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched()}")
+            raise ModelError(f"{clean(name, 60)}: no such file, and {self._searched()}")
         return str(first or name)
 
     def _searched(self, kind_: str | None = None) -> str:
         """Return the kind of file that was searched for, and the folders, for an error message."""
         places = shown_path(self.given[0], 40) + (f" and {len(self.given) - 1} more" if self.given[1:] else "")
         folders = dict.fromkeys(folder for each in ([kind_] if kind_ else KINDS) for folder in self.folders[each])
-        names = clean(", ".join(map(self._beside, folders)) or "no folder, as it has none for it", 110)
-        what = f"a {KINDS[kind_][0]}" if kind_ else "a file"
-        return f"{what} of --models-dir {places}; looked in {names}"
+        names = clean(", ".join(map(self._beside, folders)), 110)
+        wanted = f"no folder {' or '.join(KINDS[kind_])}" if kind_ else "no folder of models"
+        looked = f"looked in {names}" if names else f"it has {wanted}"
+        return f"no {NOUNS[kind_] if kind_ else 'file'} of that name is in --models-dir {places}; {looked}"
 
     def _beside(self, folder: Path) -> str:
         """Return `folder` relative to the folder that was given, if it is inside."""

@@ -93,6 +93,11 @@ def completed(options: LoadOptions) -> LoadOptions:
     """Return `options` with the folder or file of each part; if it names no model, with the one that its transformer is
     of, or that is in the transformer's file as a whole. Raises ModelError for parts that need a model."""
     options = with_parts_found(options)
+    for path in options.parts.values():  # before a model that is not here: who downloads it would see this afterwards
+        if path != LEFT_OUT and not is_folder(path):
+            if not os.path.lexists(path):
+                raise bad(path, "does not exist: check the path or download the model")
+            peek(path)
     transformer = options.parts.get("transformer")
     if options.model is not None or not options.parts:
         return options

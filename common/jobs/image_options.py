@@ -221,6 +221,8 @@ def parse_seeds(text: str) -> tuple[int, ...] | None:
     numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,20})\s*(?:-\s*([0-9]{1,20})\s*)?", part)
+        if match is None and numbers and text.rstrip().endswith(","):  # a shell splits `1, 2, 3`
+            raise UsageError(f"seed {clean(text, 60)!r} ends with a comma; write a list without spaces: 1,2,3")
         if match is None:
             raise UsageError(f"seed {clean(text, 60)!r} is not a number, a list 1,2,3, a range 1-4, or -1 for random")
         first, last = int(match[1]), int(match[2] or match[1])

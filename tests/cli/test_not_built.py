@@ -290,7 +290,7 @@ def test_options_that_had_no_answer(library: Library, args: list[str], said: str
     ("args", "meant"),
     [
         (["draw", "a cat"], 'qwenimg "a cat"'), (["Create", "cat"], 'qwenimg "cat"'),
-        (["x", "--seed", "1", "2", "3"], "-s 1,2,3"),
+        (["x", "--seed", "1", "2", "3"], "-s 1,2,3"), (["x", "--seed", "1,", "2,", "3"], "without spaces: 1,2,3"),
         (["mflux-generate", "--prompt", "a cat", "--steps", "4", "--model", "qwen"], "command of another program"),
         (["x", "--model-path", "y"], "-m MODEL"), (["x", "--dry-run"], "qwenimg plan"),
         (["x", "--karras"], "--schedule"),

@@ -201,7 +201,7 @@ def test_each_kind_is_looked_for_where_comfyui_has_it(comfy: Path, given: str, t
         with pytest.raises(ModelError) as caught:
             folders.locate(name, kind)
         said = str(caught.value)
-        assert f"{name}: no such file, nor a {model_folders.KINDS[kind][0]} of --models-dir " in said
+        assert f"{name}: no such file, and no {model_folders.NOUNS[kind]} of that name is in --models-dir " in said
         searched = {"model": ("checkpoints", "diffusers"), "vae": ("vae",), "lora": ("loras", "elsewhere")}[kind]
         assert all(folder in said.split("looked in ")[1] for folder in searched) and len(said) <= 300
     style, extra = models / "loras/style.safetensors", tmp_path / "elsewhere/extra.safetensors"
@@ -246,9 +246,9 @@ def test_each_kind_is_looked_for_where_other_programs_have_it(
         assert folders.locate(name, kind) == str(models / path), (name, kind)
         assert folders.of_any_kind(name) == str(models / path)
     for name, kind in (("style", "vae"), ("t", "lora"), ("e", "lora"), ("v.safetensors", "model")):
-        with pytest.raises(ModelError, match=r"no such file, nor .*; looked in (models/)?[A-Za-z]"):
+        with pytest.raises(ModelError, match=r"no such file, and no .*; looked in (models/)?[A-Za-z]"):
             folders.locate(name, kind)
-    with pytest.raises(ModelError, match=r"nothing: no such file, nor a file of --models-dir .*looked in"):
+    with pytest.raises(ModelError, match=r"nothing: no such file, and no file of that name is in .*looked in"):
         folders.of_any_kind("nothing")
 
 
@@ -266,7 +266,7 @@ def test_a_message_is_short_whatever_the_names(tmp_path: Path, cache: Path) -> N
 
 def test_a_program_that_has_no_folder_for_it(tmp_path: Path, cache: Path) -> None:
     write(tmp_path / "models/VAE/v.safetensors")
-    with pytest.raises(ModelError, match="looked in no folder, as it has none for it"):
+    with pytest.raises(ModelError, match=r"no LoRA of that name is in .*; it has no folder loras"):
         read_folders([tmp_path]).locate("a", "lora")
     with pytest.raises(ModelError, match=r"did you mean sdxl\?"):
         read_folders([tmp_path]).locate("sdlx", "model")
@@ -348,7 +348,7 @@ def test_a_pipe_or_device_of_that_name_is_not_opened(place: str, tmp_path: Path)
     os.mkfifo(folder / "pipe.safetensors")
     (folder / "zero.safetensors").symlink_to("/dev/zero")
     for name in ("pipe", "zero", "zero.safetensors"):
-        with pytest.raises(ModelError, match="no such file, nor a loras"):
+        with pytest.raises(ModelError, match="no such file, and no LoRA of that name"):
             read_folders([tmp_path]).locate(name, "lora")
 
 
@@ -373,7 +373,7 @@ def test_a_picture_of_what_was_found_by_name(
     ran = cli("a red circle", *small, "-o", "b.png")
     assert ran.code == 0, ran.err
     cli("a red circle", "--vae", "w.safetensors", *small, "-o", "c.png").refused(
-        5, "w.safetensors: no such file, nor a"
+        5, "w.safetensors: no such file, and no VAE of that name is in"
     )
     cli("a red circle", "--models-dir", "nowhere", *small, "-o", "c.png").refused(2, "nowhere: no such folder")
 

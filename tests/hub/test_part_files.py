@@ -249,3 +249,23 @@ def test_no_more_headers_are_read_than_said(comfy: Path, monkeypatch: pytest.Mon
     rows, more = folder_listing.rows(read_folders([comfy]))
     assert len(rows) == 3 and more
     assert "more than 3 files" in printed("models", "--models-dir", str(comfy))
+
+
+@pytest.mark.parametrize("model", [(), ("-m", "sd15"), ("-m", "qwen-image")])
+@pytest.mark.parametrize("option", ["--vae", "--transformer", "--text-encoder"])
+def test_a_file_that_cannot_be_read_is_named_before_a_model_that_is_not_here(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, model: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("v.safetensors").write_bytes(bytes(range(64)))
+    Path("none.safetensors").write_bytes(b"")
+    Path("pipe.safetensors").symlink_to("/dev/zero")
+    name = "--unet" if model[1:] == ("sd15",) and option == "--transformer" else option
+    for file, fault in (
+        ("v.safetensors", "is not a safetensors file"),
+        ("none.safetensors", "is"),
+        ("pipe.safetensors", "is"),
+        ("absent.safetensors", "does not exist: check the path"),
+    ):
+        ran = cli("a cat", *model, name, file)
+        assert ran.code == 5 and f"{file}: {fault}" in ran.err and "pull" not in ran.err, ran.err

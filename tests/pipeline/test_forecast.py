@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import write_operations
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from support.cli_runner import cli
 
 import qwenimg
@@ -325,3 +327,26 @@ def test_a_broken_copy_does_not_hide_the_forecast(tmp_path: Path) -> None:
     (place.parent / "model_index.json").write_text('{"_class_name": "QwenImagePipeline"}')
     assert "qwen-image" in told("plan", "--on", "3060", "--all")
     assert "qwen-image" in told("models")
+
+
+def test_a_plan_of_a_recipe_is_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the model is not here; -m comes first."""
+    monkeypatch.chdir(tmp_path)
+    texts = "a cat\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 1, Size: 640x512, Model: "
+    for name, model in (("known.png", "sd_xl_base_1.0"), ("strange.png", "strange")):
+        info = PngInfo()
+        info.add_text("parameters", texts + model)
+        Image.new("RGB", (640, 512)).save(name, pnginfo=info)
+    found = planned("--from", "known.png", "--on", "4090")
+    same = planned("sdxl", "--steps", "20", "--sampler", "euler_a", "--size", "640x512", "--on", "4090")
+    assert (found["model"], found["size"]) == ("sdxl", [640, 512]) and found["here"] is False
+    assert found["picture_seconds"] == pytest.approx(same["picture_seconds"])
+    assert planned("--from", "strange.png", "-m", "sd15", "--on", "4090")["model"] == "sd15"
+    cli("plan", "--from", "strange.png").refused(5, "calls its model 'strange', which is no name here; say with -m")
+    ran = cli(
+        "a red circle", "-m", "shapes", "--backend", "cpu", "--steps", "1", "--size", "64", "-q", "8", "-o", "q.png"
+    )
+    assert ran.code == 0, ran.err
+    assert "fp32" in told("plan", "--from", "q.png", "--backend", "cpu").splitlines()[0]
+    Path("shapes-v1").mkdir()  # a folder of that name is not what the recipe means
+    assert "shapes-v1" in told("plan", "--from", "q.png", "--backend", "cpu").splitlines()[0]
