@@ -390,3 +390,34 @@ def test_units_of_the_web_uis_api() -> None:
     unit = {"image": picture, "model": "plus [0123abcd]", "module": "ip-adapter_clip_sd15", "weight": 0.6}
     made = sd_control.units({"ControlNet": {"args": [unit | {"effective_region_mask": picture}]}}, [])
     assert [str(one) for one in made.controls] == ["plus=1:0.6", "plus=mask@2"] and len(made.pictures) == 2
+
+
+# Beside others
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
+def test_within_a_mask(folder: Path, adapter: Path, backend: str) -> None:
+    """The picture counts where a mask is painted anew, and the rest stays as it is without it."""
+    mask = np.zeros((48, 64), np.uint8)
+    mask[:, 32:] = 255
+    start = np.random.default_rng(9).integers(0, 256, (48, 64, 3), np.uint8)
+    asked = ASKED | {"image": start, "mask": mask, "strength": 1.0}
+    with closing(qwenimg.load(folder, backend=backend, precision="fp32")) as pipe:
+        plain, made = (pipe("a circle", **asked, **more) for more in ({}, {"control": (adapter, PICTURE)}))
+    kept, painted = (relative(made.latents[..., part], plain.latents[..., part]) for part in (slice(3), slice(5, 8)))
+    print(f"{backend}: painted {painted:.1e}, kept {kept:.1e}")
+    assert painted > 1e-2 and kept <= 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
+def test_in_16_bits(folder: Path, adapter: Path, backend: str) -> None:
+    asked = ASKED | {"control": (adapter, PICTURE)}
+    made = {}
+    for precision in ("fp32", "bf16"):
+        with closing(qwenimg.load(folder, backend=backend, precision=precision)) as pipe:
+            made[precision] = pipe("a circle", **asked).latents
+    error = relative(made["bf16"], made["fp32"])
+    print(f"{backend}: bf16 {error:.1e} from float32")
+    assert np.isfinite(made["bf16"]).all() and 0 < error < 0.03  # both have 1.5e-2 at most

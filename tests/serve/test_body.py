@@ -151,6 +151,8 @@ CONTROLLED = replace(SETTINGS, controls={"union": "/home/me/nets/union", "known"
         ("union=1", 1, "/home/me/nets/union=1"), (" union = canny@1:0.5 ", 1, "/home/me/nets/union=canny@1:0.5"),
         (["union=2:0.5:0-0.8", "known=1", "union=1"], 2,
          "/home/me/nets/union=2:0.5:0-0.8; qwen-image-controlnet-union=1; /home/me/nets/union=1"),
+        ("union=1:0.5; union=also@2; known=mask@3", 3,
+         "/home/me/nets/union=1:0.5; /home/me/nets/union=also@2; qwen-image-controlnet-union=mask@3"),
     ],
 )  # fmt: skip
 def test_controls_have_served_names_and_numbers_of_pictures(text: object, count: int, expected: str) -> None:
