@@ -1,0 +1,73 @@
+"""1,670 damaged files of what controls and changes Stable Diffusion's pictures, 500 of them pickles: each is read or
+refused in one line, and nothing of a pickle runs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.file_mutants import assert_line, damaged
+from support.tiny_adapter import adapter_names, tiny_adapter
+from support.tiny_controlnet import authors_names, tiny_controlnet, tiny_union
+from support.tiny_sd import _SMALL, UNETS, write_tiny_sd
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families import registry
+from qwenimg.common.families.stable_diffusion.control import open_control
+
+MUTANTS, PICKLED = 1670, 500
+UNET, XL = UNETS["sd15"] | _SMALL, UNETS["sdxl"] | _SMALL
+Tensors = dict[str, torch.Tensor]
+
+
+KINDS: dict[str, tuple[str, Callable[[], Tensors]]] = {
+    "controlnet": ("sd15", lambda: dict(tiny_controlnet(UNET).state_dict())),
+    "authors": ("sd15", lambda: authors_names(tiny_controlnet(UNET))),
+    "difference": ("sd15", lambda: authors_names(tiny_controlnet(UNET)) | {"difference": torch.ones(1)}),
+    "adapter": ("sd15", lambda: adapter_names(tiny_adapter(channels=(20, 40, 60)))),
+    "union": ("sdxl", lambda: dict(tiny_union(XL, num_control_type=6).state_dict())),
+}
+PICKLES = ("authors", "adapter")  # the kinds that are published as files of PyTorch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_file_is_refused_in_one_line_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    base, make = KINDS[kind]
+    write_tiny_sd(tmp_path / base, base)
+    tensors = {key: value.contiguous() for key, value in make().items()}
+    ran: list[Any] = []
+    monkeypatch.setattr("os.system", ran.append)
+    each, pickled = -(-MUTANTS // len(KINDS)), PICKLED // len(PICKLES) * (kind in PICKLES)
+    chance, verdicts = random.Random(kind), Counter[str]()
+    with closing(registry.open_model(tmp_path / base).checkpoint) as model:
+        for form, count in (("safetensors", each - pickled), ("pth", pickled // 2), ("old pth", pickled // 2)):
+            if not count:
+                continue
+            path = tmp_path / ("net.safetensors" if form == "safetensors" else "net.pth")
+            if form == "safetensors":
+                save_file(tensors, path)
+            else:
+                torch.save(tensors, path, _use_new_zipfile_serialization=form == "pth")
+            whole = path.read_bytes()
+            open_control(path, model).close()
+            header = 8 + int.from_bytes(whole[:8], "little") if form == "safetensors" else min(len(whole), 40_000)
+            for _ in range(count):
+                path.write_bytes(damaged(whole, header, chance))
+                try:
+                    open_control(path, model).close()
+                    verdicts[f"{form}: read"] += 1
+                except ModelError as error:
+                    assert_line(str(error), path.name)
+                    verdicts[f"{form}: refused"] += 1
+    print(f"{kind}: {dict(verdicts)}")
+    assert sum(verdicts.values()) == each and verdicts["safetensors: refused"] and not ran
