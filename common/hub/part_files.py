@@ -19,6 +19,7 @@ from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.parts.downloads import TINY_VAES
+from qwenimg.common.parts.tiny_vae import is_tiny_at
 from qwenimg.common.prompts.wildcards import OFF
 from qwenimg.common.request.parts import LEFT_OUT, PARTS
 
@@ -97,7 +98,8 @@ def completed(options: LoadOptions) -> LoadOptions:
         if path != LEFT_OUT and not is_folder(path):
             if not os.path.lexists(path):
                 raise bad(path, "does not exist: check the path or download the model")
-            peek(path)
+            if not is_tiny_at(path):
+                peek(path)
     transformer = options.parts.get("transformer")
     if options.model is not None or not options.parts:
         return options

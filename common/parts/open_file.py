@@ -30,6 +30,7 @@ def open_part(
     like: Any,
     part: str,
     *,
+    own: Any = None,
     inside: str = "",
     for_rewrite: bool = False,
     beside: Path | None = None,
@@ -37,12 +38,13 @@ def open_part(
 ) -> Component:
     """Open a network in a folder, or in a file alone or with other parts, in one of its `layouts`; shards only in names
     that its `rename` maps. `like`: the configuration for what no tensor of a file shows, and of a folder without one;
-    part: its name in messages; inside: the start of its names in the file of a model with several such networks;
-    beside: the file of its vision tower; `refused` as for `read_config`. Raises ModelError."""
+    own: that of a folder, if it is read already; part: its name in messages; inside: the start of its names in the file
+    of a model with several such networks; beside: the file of its vision tower; `refused` as for `read_config`. Raises
+    ModelError."""
     network, (only, *others) = layouts.network, find_files(path).files
     if is_folder(path):
         if others or layouts.find_placed(layouts.peek(only).tensors) is None:
-            config = find_config(network, [path], lambda: like, refused)
+            config = own or find_config(network, [path], lambda: like, refused)
             return open_component(network, path, config, part, for_rewrite=for_rewrite, beside=beside)
         path = only
     header = layouts.opened(path)

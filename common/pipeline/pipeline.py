@@ -245,6 +245,7 @@ class Pipeline:
 
     def plan_preview(self) -> None:
         """Count previews by the tiny VAE that is here in the memory of images from now on. Loads nothing."""
+        self._lock.check_open()
         vae = self.model.checkpoint.components.get("vae")
         own = vae if vae is not None and tiny_vae.is_tiny(vae) else None
         self.model.preview_vae = None if self.engine.group is not None else self._preview_vae or own

@@ -712,7 +712,7 @@ def test_events(library: Library, tmp_path: Path) -> None:
         "seed": 6, "path": str(tmp_path / "6.png"),
         **dict.fromkeys(("control", "layers", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale")),
         "refine_at": None, "control_mode": None, "caption": None, "outpaint": None, "variation": None,
-        **dict.fromkeys(("hires", "hires_strength", "hires_steps", "hires_with")),
+        **dict.fromkeys(("hires", "hires_strength", "hires_steps", "hires_with", "embedding")),
         **dict.fromkeys(("lora", "lora_mode", "few_steps", "cfg_end", "step_cache", "cached_calls", "true_cfg")),
         **dict.fromkeys(("cfg_normalization", "cfg_truncation", "skip_layers", "skip_layer_scale")),
         **dict.fromkeys(("only_masked", "mask_blur", "mask_fill", "mask_mode")),

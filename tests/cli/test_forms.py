@@ -27,6 +27,7 @@ WRONG = {
     "ip_adapter": "a:0.5:c:", "ip_image": "a.png", "ip_mask": "a.png",
     "only_masked": "20000", "mask_blur": "-1", "mask_fill": "no", "mask_mode": "no", "variation": "7:2",
     "hires": "9", "hires_strength": "nan", "hires_steps": "0", "hires_with": "latent-antialiased", "outpaint": "left=x",
+    "embedding": "a=",
 }  # fmt: skip
 # Any text may be one of these: a prompt, or the name of a file, a folder or a model.
 NAMES = {

@@ -32,6 +32,8 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with a file of weights, a picture and prompts."""
     monkeypatch.setenv("HOME", str(tmp_path))
     save_file({"some.weight": np.ones((2, 3), np.float32)}, tmp_path / "a.safetensors")
+    lora = {f"transformer_blocks.0.attn.to_q.lora_{half}.weight": np.ones((2, 2), np.float32) for half in "AB"}
+    save_file(lora, tmp_path / "lora.safetensors")
     Image.new("RGB", (8, 8), "red").save(tmp_path / "a:0.5.png")
     (tmp_path / "prompts.txt").write_text("a red circle\n")
     return tmp_path
@@ -52,7 +54,7 @@ def named(pattern: str) -> Path:
         (lambda: named("~/b.png"), "b.png"),
         (lambda: named("~/{prompt}{seed}.png").parent / "b", "b"),
         (lambda: picture_path("~/b"), "b.png"),
-        (lambda: Path(offered._loras(["~/a.safetensors"], read_folders([]))["a"]), "a.safetensors"),
+        (lambda: Path(offered._loras(["~/lora.safetensors"], read_folders([]))["lora"]), "lora.safetensors"),
     ],
 )
 def test_a_path(at_home: Path, made: Callable[[], Any], name: str) -> None:

@@ -134,7 +134,7 @@ def test_gguf(folder: Path, tmp_path: Path, backend: str) -> None:
     [
         ("transformer", "layout: Flux.1's transformer, its authors' names"),
         ("vae", "layout: a VAE for latents of 16 channels, ldm names"),
-        (T5, "layout: T5, a text encoder"),
+        (T5, "layout: T5, a text encoder, transformers' names"),
     ],
 )
 def test_info_of_files(files: dict[str, Path], part: str, words: str) -> None:

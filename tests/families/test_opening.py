@@ -139,6 +139,8 @@ def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> Non
 
 
 LORAS = ("common/weights/loras/peft_config.py", "common/parts/texts/text_lora_names.py")
+# SDXL's second text encoder in an embedding, and a vision tower beside a language model
+SECOND_TEXTS = ("common/parts/texts/embedding_file.py", "common/parts/texts/towers.py")
 # Families with several text encoders, or with a vision tower in a file of its own
 SEVERAL = ("stable_diffusion", "sd3", "flux", "qwen_image", "qwen_image_21")
 TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
@@ -157,7 +159,7 @@ TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
                 "cli/commands/serve.py",
             },
         ),
-        ("text_encoder_2", {*LORAS}),  # a LoRA's names
+        ("text_encoder_2", {*LORAS, *SECOND_TEXTS}),
     ],
 )
 def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses: set[str]) -> None:
@@ -200,7 +202,7 @@ def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
         "model": "x", "backend": "cpu", "compile": "on", "preset": "fast", "precision": "fp32", "fallback": True,
         "quantize": "8", "max_memory": "6GB", "cache_prompts": True, "offline": True, "models_dir": (tmp_path,),
         "wildcards": (tmp_path,), "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
-        "ip_encoder": Path("e"),
+        "ip_encoder": Path("e"), "preview_with": Path("p"),
         **{name: Path(name) for name in PARTS},
     }  # fmt: skip
     assert said.keys() == LOAD_OPTIONS.keys()

@@ -40,7 +40,7 @@ def names(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
         save_file(tiny_ldm.one_file(kind, models[kind]), path)
         opened = single_file.open_file(path)
         parts = {"unet": opened.unet} | opened.texts
-        components = {name: _part(name, c, opened.plans[name]) for name, c in parts.items()}
+        components = {name: _part(name, c, opened.components[name].plan) for name, c in parts.items()}
         texts = {name: components[name] for name in opened.texts}
         found[kind] = lora_layers.names(_Checkpoint(components, texts))  # type: ignore[arg-type]
     return found

@@ -228,7 +228,7 @@ def test_prompts_of_which_the_tokenizers_need_unequal_chunks(folders, backend: s
     assert counts == [1, 2]
     pipe = load(folders["sdxl"], backend)
     made = pipe(prompt, steps=2, seed=1)
-    encoded = {text: [len(part) for part in states[:-1]] for (text, _), states in pipe.model.base.texts._kept.items()}
+    encoded = {text: [len(part) for part in states[:-1]] for (text, *_), states in pipe.model.base.texts._kept.items()}
     print(made.shapes["text"], encoded.values())
     assert encoded[prompt] == [max(counts)] * 2 and encoded[""] == [1, 1]
     assert made.shapes["text"] == f"[2, {77 * max(counts)}, 140]"
