@@ -183,9 +183,9 @@ class Opening:
         return components
 
     def _part(self, source: Source, name: str, network: Network) -> Component:
-        if name == "vae" and source.has_tiny_vae:
-            return open_tiny(source.given[name], self.config(source, name, source.config(name, network)))
         place, config = source.place(name), self.config(source, name, source.config(name, network))
+        if name == "vae" and source.has_tiny_vae:
+            return open_tiny(place, config)
         if name not in self.layouts:
             return open_component(network, place, config, name, for_rewrite=source.options.for_rewrite)
         layouts, tower = replace(self.layouts[name], network=network), source.given.get(towers.SECOND)

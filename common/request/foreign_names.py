@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from qwenimg.common.base.errors import not_built
 from qwenimg.common.base.text import by_name, clean
 
@@ -32,13 +30,11 @@ _FOREIGN = by_name({
     "models are fetched by `qwenimg pull NAME`": "download pull",
     "pass it to qwenimg.load: transformer=, text_encoder=, vae=": "unet transformer vae text_encoder components",
 })  # fmt: skip
-FEATURES: Mapping[str, str] = {}
-"""Methods and keywords of diffusers, by the words of their features in `errors.NOT_BUILT`."""
 
 
 def no_attribute(owner: str, name: str) -> str:
     """Return the message for an attribute that `owner` has not, with what does it here if `name` is of diffusers."""
-    advice = _FOREIGN.get(name) or not_built(FEATURES.get(name, name))
+    advice = _FOREIGN.get(name) or not_built(name)
     if advice is None and name.endswith("Pipeline"):
         advice = f"qwenimg.diffusers has diffusers' classes: from qwenimg.diffusers import {clean(name, 60)}"
     return f"{owner} has no attribute {clean(name, 60)!r}" + (f": {advice}" if advice else "")

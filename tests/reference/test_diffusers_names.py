@@ -26,7 +26,6 @@ from support.processes import ENVIRONMENT
 import qwenimg.diffusers
 from qwenimg import QwenimgError, UsageError
 from qwenimg.common.families.flux import references
-from qwenimg.common.request.foreign_names import FEATURES
 from qwenimg.diffusers import keywords, pictures, pipelines
 
 BACKENDS = ("cpu", "mlx")
@@ -213,7 +212,7 @@ def test_defaults_are_those_of_diffusers(name: str) -> None:
     assert row.tokens == usual.get("max_sequence_length", 512)
     assert row.negative == ("negative_prompt" in usual)
     for key in parameters:  # each is mapped or refused with a reason, none is unknown
-        if key not in ("self", "kwargs") and key not in FEATURES:
+        if key not in ("self", "kwargs"):
             keywords.named(name, row, (), {key: 1})
 
 

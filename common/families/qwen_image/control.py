@@ -17,15 +17,15 @@ from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_controlnet
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet, networks
 from qwenimg.common.parts.modulations import Modulations
-from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
+from qwenimg.common.pipeline.models.control_stages import ControlStages, OpenControl, levels
 from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.engine import Array, Condition, ControlNetwork, TimeStep
+from qwenimg.common.runtime.engine import Array, ControlNetwork, TimeStep
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.runtime.stages import Stage
 
 Grid = tuple[int, int]  # rows and columns of tokens
 
@@ -48,14 +48,9 @@ class ControlSchedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Active:
-    """A control of a run whose network is open."""
+class _Active(OpenControl):
+    """A control whose network may have a timestep."""
 
-    network: ControlNetwork
-    condition: Condition
-    scale: float
-    begin: float  # it controls noise levels up to this one
-    end: float  # and above this one
     modulation: Any  # None for a network without a timestep
 
     def step(self, row: int) -> TimeStep:
@@ -135,7 +130,7 @@ class ControlNetworks(ControlStages[ControlSchedule]):
             )
 
         def control_step(x: Array, sigma: float) -> list[list[Any]] | None:
-            now = [one for one in active if one.end < sigma <= one.begin and one.scale]
+            now = [one for one in active if one.holds(sigma)]
             changes = [one.network.predict(x, one.step(rows[sigma]), one.condition, one.scale) for one in now]
             return spread(changes, self.blocks) if changes else None
 
@@ -165,24 +160,16 @@ class ControlNetworks(ControlStages[ControlSchedule]):
         component, config, timed = net.component, net.component.config, _is_timed(net)
         activations, operations = self._needs(net, run)
         activations += self.kept_bytes(request, run.tokens)
-        required = max([activations, *(stage.splits[-1].needed for stage in later)])
         passes = self._passes(request, net, run)
         kept = not timed or self._modulations[net.name].has(run.timesteps)
-        control = Stage(
-            name="control",
-            resident=net.name,
-            component=component,
-            splits=(Split(activations=activations, required=required, size=1, passes=passes),),
-            co_resident=co_resident,
-            partners=later,
-            checked=kept,
-            operations=passes * operations,
-        )
+        control = replace(self.stage(net, activations, passes, operations, co_resident, later), checked=kept)
         if kept:
             return [control]
         rows = memory.modulation_rows(config, self.runtime.load_plan(component), len(run.timesteps))
         modulations = self._modulations[net.name]
-        first = modulations.stage(component, rows, "transformer_blocks.0.", [required], co_resident=co_resident)
+        first = modulations.stage(
+            component, rows, "transformer_blocks.0.", [control.splits[-1].needed], co_resident=co_resident
+        )
         return [replace(first, name=control.name, partners=later), control]
 
     def _needs(self, net: ControlNet, schedule: ControlSchedule) -> tuple[int, float]:

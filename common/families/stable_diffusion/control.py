@@ -53,7 +53,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Condition, ControlNetwork, DenoiserNetwork, TimeStep
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.skipping import Skipping
-from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.runtime.stages import Stage
 
 _PAINTS = re.compile(r"inpaint", re.IGNORECASE)  # in the path of a ControlNet that fills a mask: no tensor shows it
 _FIT: Mapping[str, str] = {
@@ -318,18 +318,7 @@ class ControlNetworks(ControlStages[ControlRun]):
             passes = run.calls * self.steps_under(request, net, run.plan)
             per_pass = operations.unet(net.component.plan, len(config.block_out_channels), rows, columns) * run.branches
         activations = self.runtime.call_bytes(net.component, peak) + self.kept_bytes(request, held)
-        required = max([activations, *(stage.splits[-1].needed for stage in later)])
-        return [
-            Stage(
-                name="control",
-                resident=net.name,
-                component=net.component,
-                splits=(Split(activations=activations, required=required, size=1, passes=passes),),
-                co_resident=co_resident,
-                partners=later,
-                operations=passes * per_pass,
-            )
-        ]
+        return [self.stage(net, activations, passes, per_pass, co_resident, later)]
 
     def kept_bytes(self, request: Request, run: ControlRun) -> int:
         """Return the bytes that the controls of a request keep while the UNet computes: each its embedded picture, and

@@ -28,15 +28,15 @@ from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import on_paper, read_config
 from qwenimg.common.parts.control_net import ControlNet, check_sizes
 from qwenimg.common.parts.open_file import open_part
-from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
+from qwenimg.common.pipeline.models.control_stages import ControlStages, OpenControl, levels
 from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
-from qwenimg.common.runtime.engine import Array, Condition, ControlNetwork
-from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.runtime.engine import Array, ControlNetwork
+from qwenimg.common.runtime.stages import Stage
 
 _REFUSED = {
     "QwenImage": "is a ControlNet of Qwen-Image, and the model is Z-Image",
@@ -123,17 +123,6 @@ class ControlRun:
     calls: float  # of the transformer in the run
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Active:
-    """A control of a run whose network is open."""
-
-    network: ControlNetwork
-    condition: Condition
-    scale: float
-    begin: float  # it controls noise levels up to this one
-    end: float  # and above this one
-
-
 class ControlNetworks(ControlStages[ControlRun]):
     """The control networks of one model."""
 
@@ -150,24 +139,8 @@ class ControlNetworks(ControlStages[ControlRun]):
         peak = memory.block_peak(config, run.tokens) + scores(config.n_heads, 1, run.tokens, limit)
         activations = self.runtime.call_bytes(net.component, peak) + self.kept_bytes(request, run.tokens)
         passes = run.calls * self.steps_under(request, net, run.plan)
-        return [
-            Stage(
-                name="control",
-                resident=net.name,
-                component=net.component,
-                splits=(
-                    Split(
-                        activations=activations,
-                        required=max([activations, *(stage.splits[-1].needed for stage in later)]),
-                        size=1,
-                        passes=passes,
-                    ),
-                ),
-                co_resident=co_resident,
-                partners=later,
-                operations=passes * memory.control_operations(config, run.tokens),
-            )
-        ]
+        per_pass = memory.control_operations(config, run.tokens)
+        return [self.stage(net, activations, passes, per_pass, co_resident, later)]
 
     def kept_bytes(self, request: Request, tokens: int) -> int:
         """Return the bytes that the controls of a request keep while the transformer computes a step of `tokens`: each
@@ -197,10 +170,10 @@ class ControlNetworks(ControlStages[ControlRun]):
             begin, end = levels(plan, *control.steps(plan.steps))
             packed = self.engine.array(packing.pack(picture, channels_last=True))
             condition = network.condition(None, grid, packed)
-            active.append(_Active(network=network, condition=condition, scale=control.scale, begin=begin, end=end))
+            active.append(OpenControl(network=network, condition=condition, scale=control.scale, begin=begin, end=end))
 
         def control_step(x: Array, sigma: float) -> list[Any] | None:
-            now = [one for one in active if one.end < sigma <= one.begin and one.scale]
+            now = [one for one in active if one.holds(sigma)]
             return [one.network.predict(x, None, one.condition, one.scale) for one in now] or None
 
         return control_step if active else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Generic, TypeVar
 
@@ -12,8 +13,9 @@ from qwenimg.common.parts.control_net import Controller, ControlNet
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.engine import Condition, ControlNetwork
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.runtime.stages import Split, Stage
 
 Run = TypeVar("Run")  # the facts of a run that a family's stages depend on
 
@@ -67,10 +69,46 @@ class ControlStages(ABC, Generic[Run]):
             later = [*stages[net.name], *later]
         return {net.name: stages[net.name] for net in nets}
 
+    def stage(
+        self,
+        net: ControlNet,
+        activations: int,
+        passes: float,
+        per_pass: float,
+        co_resident: frozenset[str],
+        later: tuple[Stage, ...],
+    ) -> Stage:
+        """Return the stage of all calls of a network, each with `activations` bytes and `per_pass` operations."""
+        required = max([activations, *(stage.splits[-1].needed for stage in later)])
+        return Stage(
+            name="control",
+            resident=net.name,
+            component=net.component,
+            splits=(Split(activations=activations, required=required, size=1, passes=passes),),
+            co_resident=co_resident,
+            partners=later,
+            operations=passes * per_pass,
+        )
+
     def steps_under(self, request: Request, net: ControlNet, plan: SamplingPlan) -> float:
         """Return the share of the steps in which a network is called, once for each control by it."""
         windows = [control.steps(plan.steps) for control, other in self.controls(request) if other is net]
         return sum(last - first for first, last in windows) / plan.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenControl:
+    """A control of a run whose network is open."""
+
+    network: ControlNetwork
+    condition: Condition
+    scale: float
+    begin: float  # it controls noise levels up to this one
+    end: float  # and above this one
+
+    def holds(self, sigma: float) -> bool:
+        """Return whether it changes something at a noise level."""
+        return self.end < sigma <= self.begin and self.scale != 0
 
 
 def levels(plan: SamplingPlan, first: int, last: int) -> tuple[float, float]:

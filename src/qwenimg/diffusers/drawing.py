@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import qwenimg
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError, not_built
+from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.numbers.noise import TorchCPUGenerator
@@ -25,7 +25,6 @@ from qwenimg.common.parts.texts.padded_texts import T5Texts
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
-from qwenimg.common.request.foreign_names import FEATURES
 from qwenimg.common.sampling.table import SAMPLERS
 from qwenimg.diffusers import generators, keywords, opening, pictures, pipelines, schedulers
 from qwenimg.diffusers.adapters import Adapters
@@ -433,7 +432,7 @@ class Part:
 
 
 def _missing(owner: str, name: str) -> AttributeError:
-    if advice := MISSING.get(name) or not_built(FEATURES.get(name, "")):
+    if advice := MISSING.get(name):
         return AttributeError(f"{owner} has no {name} here: {advice}")
     return AttributeError(f"{owner} has no attribute {clean(name, 60)!r} here; docs/python.md has what there is")
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from qwenimg.common.base.errors import UnknownOption, UsageError, not_built
+from qwenimg.common.base.errors import UnknownOption, UsageError
 from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.request import call_options
-from qwenimg.common.request.foreign_names import FEATURES
 from qwenimg.common.request.option import as_number
 from qwenimg.common.request.request import OPTIONS
 from qwenimg.diffusers.pipelines import Row
@@ -84,8 +83,6 @@ def named(name: str, row: Row, positional: tuple[object, ...], asked: Mapping[st
 
 
 def _check_known(name: str, row: Row, key: str) -> None:
-    if (missing := not_built(FEATURES.get(key, ""))) is not None:
-        raise UnknownOption(f"{name} takes no {key} here: {missing}")
     mapped = (*SAME, *_OWN, *_SCALES, *_REFUSED, *PROMPTS, "max_sequence_length", "skip_guidance_layers")
     if key in ("true_cfg_scale",) and row.true_cfg is None:
         raise UnknownOption(f"{name} takes no true_cfg_scale; give guidance_scale")
