@@ -60,7 +60,8 @@ def find_control(name: str, folders: ModelFolders) -> Path:
     size = f" ({size_text(known.bytes)}, {known.license})" if known else ""
     when = " with the network on" if is_offline() else ""
     where = clean(cache_folder(), 80)
-    raise ModelError(f"--control {shown}: is not in the cache {where}; get it{size}{when} by: qwenimg pull {shown}")
+    absent = "is not" if known else "no such file or folder, and not"
+    raise ModelError(f"--control {shown}: {absent} in the cache {where}; get it{size}{when} by: qwenimg pull {shown}")
 
 
 def find_encoders(adapter: Path, model: Path, folders: ModelFolders, given: Path | None) -> Encoders:

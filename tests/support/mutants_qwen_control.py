@@ -17,6 +17,7 @@ from qwenimg.common.numbers import packing
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline import control_pictures
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request.control_text import Control
 from support import oracle_control
 from support.mutant import Mutant, Patch, PictureJudge, Scenes
@@ -216,9 +217,9 @@ def patches_in_another_order(patch: Patch) -> None:
 def mean_of_the_picture(patch: Patch) -> None:
     """Of its latents, for a sample."""
     patch.around(
-        control_pictures,
-        "_seen",
-        lambda made, model, request, net, *rest: made(model, request, replace(net, samples=False), *rest),
+        DiffusionModel,
+        "control",
+        lambda control, model, nets: control(model, {name: replace(net, samples=False) for name, net in nets.items()}),
     )
 
 

@@ -60,7 +60,7 @@ LAYOUTS = Layouts(
     expected="ControlNet of Stable Diffusion, by its authors' or diffusers' names",
     foreign={
         "controlnet_x_embedder.weight": "a ControlNet of Qwen-Image or FLUX.1",
-        "controlnet_blocks.0.y_rms.weight": "control patches for Qwen-Image",
+        "controlnet_blocks.0.y_rms.weight": "a file of control patches for Qwen-Image",
         "pos_embed_input.proj.weight": "a ControlNet of Stable Diffusion 3",
         "control_all_x_embedder.2-1.weight": "a ControlNet of Z-Image",
     },

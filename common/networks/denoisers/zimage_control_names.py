@@ -54,7 +54,7 @@ LAYOUTS = Layouts(
     config=_config,
     foreign={
         "controlnet_x_embedder.weight": "a ControlNet of Qwen-Image or FLUX.1",
-        "controlnet_blocks.0.y_rms.weight": "control patches for Qwen-Image",
+        "controlnet_blocks.0.y_rms.weight": "a file of control patches for Qwen-Image",
         "controlnet_mid_block.weight": "a ControlNet of Stable Diffusion",
         "control_model.middle_block_out.0.weight": "a ControlNet of Stable Diffusion",
         "middle_block_out.0.weight": "a ControlNet of Stable Diffusion",

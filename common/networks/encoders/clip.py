@@ -40,8 +40,34 @@ _NOT_NEEDED = ("embeddings.position_ids",)
 _OF_PICTURES = ("vision_model.", "visual_projection.", "logit_scale")
 
 
+class LayerSizes:
+    """The sizes of a layer, in the text encoder and in the image encoder."""
+
+    hidden_size: int
+    num_attention_heads: int
+    hidden_act: str
+    layer_norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    def check_layers(self, activations: tuple[str, ...]) -> None:
+        """Raise ModelError for sizes of no layer, and for another activation."""
+        if self.hidden_size % self.num_attention_heads:
+            raise ModelError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        if self.hidden_act not in activations:
+            raise ModelError(
+                f"hidden_act {clean(self.hidden_act, 40)!r} is not supported; expected one of {activations}"
+            )
+        if not self.layer_norm_eps > 0:
+            raise ModelError(f"layer_norm_eps {self.layer_norm_eps} is out of range")
+
+
 @dataclass(frozen=True, kw_only=True)
-class CLIPConfig:
+class CLIPConfig(LayerSizes):
     """The fields of `text_encoder/config.json`. Defaults: ViT-L in SD 1.5.
 
     `projection_dim` is None for a model without projection, although its file may give a number: see `text_fields`.
@@ -59,20 +85,7 @@ class CLIPConfig:
     eos_token_id: int = field(default=LEGACY_EOS, metadata={"min": 0, "max": 2**20})
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ModelError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
-            )
-        if self.hidden_act not in ACTIVATIONS:
-            raise ModelError(
-                f"hidden_act {clean(self.hidden_act, 40)!r} is not supported; expected one of {ACTIVATIONS}"
-            )
-        if not self.layer_norm_eps > 0:
-            raise ModelError(f"layer_norm_eps {self.layer_norm_eps} is out of range")
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+        self.check_layers(ACTIVATIONS)
 
     @property
     def pooled_dim(self) -> int:

@@ -23,6 +23,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
+from qwenimg.common.networks.encoders.clip import LayerSizes
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights.plan import ParamUse, ParamUses, stored_uses
 
@@ -39,7 +40,7 @@ _CLASS = "embeddings.class_embedding"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CLIPVisionConfig:
+class CLIPVisionConfig(LayerSizes):
     """The fields of `image_encoder/config.json`. Defaults: ViT-H."""
 
     hidden_size: int = 1280
@@ -53,22 +54,9 @@ class CLIPVisionConfig:
     layer_norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ModelError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
-            )
-        if self.hidden_act not in ACTIVATIONS:
-            raise ModelError(
-                f"hidden_act {clean(self.hidden_act, 40)!r} is not supported; expected one of {ACTIVATIONS}"
-            )
+        self.check_layers(ACTIVATIONS)
         if self.image_size % self.patch_size:
             raise ModelError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
-        if not self.layer_norm_eps > 0:
-            raise ModelError(f"layer_norm_eps {self.layer_norm_eps} is out of range")
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
 
     @property
     def patches(self) -> int:

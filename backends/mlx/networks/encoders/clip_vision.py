@@ -11,7 +11,7 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.encoders.clip import MLP
+from qwenimg.backends.mlx.networks.encoders.clip import EncoderLayer
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.clip_vision import CLIPVisionConfig
 from qwenimg.common.runtime.engine import NumpyArray
@@ -34,44 +34,10 @@ class Embeddings(mlx.nn.Module):
         return ops.add(mx.concatenate([first, x], axis=1), self.position_embedding.weight)
 
 
-class Attention(mlx.nn.Module):
-    def __init__(self, config: CLIPVisionConfig):
-        super().__init__()
-        self.head_dim = config.head_dim
-        self.q_proj = ops.Linear(config.hidden_size, config.hidden_size)
-        self.k_proj = ops.Linear(config.hidden_size, config.hidden_size)
-        self.v_proj = ops.Linear(config.hidden_size, config.hidden_size)
-        self.out_proj = ops.Linear(config.hidden_size, config.hidden_size)
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
-
-    def __call__(self, x: Array) -> Array:
-        """[B L C] -> [B L C]."""
-        q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        return self.out_proj(self.attend(q, k, self.attend.values(v)))
-
-
-class EncoderLayer(mlx.nn.Module):
-    def __init__(self, config: CLIPVisionConfig):
-        super().__init__()
-        self.layer_norm1 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.self_attn = Attention(config)
-        self.layer_norm2 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.mlp = MLP(config)
-
-    def __call__(self, x: Array) -> Array:
-        """[B L C] -> [B L C]."""
-        x = ops.residual(x, self.self_attn(self.layer_norm1(x)))
-        return ops.residual(x, self.mlp(self.layer_norm2(x)))
-
-
 class Encoder(mlx.nn.Module):
     def __init__(self, config: CLIPVisionConfig):
         super().__init__()
-        self.layers = [EncoderLayer(config) for _ in range(config.num_hidden_layers)]
+        self.layers = [EncoderLayer(config, causal=False) for _ in range(config.num_hidden_layers)]
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """Return the states [B 1+L C] before the last layer and after it."""

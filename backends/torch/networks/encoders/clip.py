@@ -36,9 +36,9 @@ class Embeddings(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    def __init__(self, config: CLIPConfig):
+    def __init__(self, config: CLIPConfig | CLIPVisionConfig, causal: bool):
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.causal = config.head_dim, causal
         self.q_proj = ops.Linear(config.hidden_size, config.hidden_size)
         self.k_proj = ops.Linear(config.hidden_size, config.hidden_size)
         self.v_proj = ops.Linear(config.hidden_size, config.hidden_size)
@@ -50,9 +50,9 @@ class Attention(torch.nn.Module):
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B S C] -> [B S C], causal."""
+        """[B S C] -> [B S C]."""
         q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        return self.out_proj(self.attend.result(ops.attention(q, k, self.attend.values(v), causal=True)))
+        return self.out_proj(self.attend.result(ops.attention(q, k, self.attend.values(v), causal=self.causal)))
 
 
 class MLP(torch.nn.Module):
@@ -67,10 +67,11 @@ class MLP(torch.nn.Module):
 
 
 class EncoderLayer(torch.nn.Module):
-    def __init__(self, config: CLIPConfig):
+    def __init__(self, config: CLIPConfig | CLIPVisionConfig, causal: bool):
+        """causal: a token attends to those before it alone, as in a text."""
         super().__init__()
         self.layer_norm1 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, causal)
         self.layer_norm2 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp = MLP(config)
 
@@ -83,7 +84,7 @@ class EncoderLayer(torch.nn.Module):
 class Encoder(torch.nn.Module):
     def __init__(self, config: CLIPConfig):
         super().__init__()
-        self.layers = torch.nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = torch.nn.ModuleList([EncoderLayer(config, causal=True) for _ in range(config.num_hidden_layers)])
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the states [B S C] before each layer, and after the last."""

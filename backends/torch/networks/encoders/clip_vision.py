@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.encoders.clip import MLP
+from qwenimg.backends.torch.networks.encoders.clip import EncoderLayer
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.clip_vision import CLIPVisionConfig
 from qwenimg.common.runtime.engine import NumpyArray
@@ -32,44 +32,10 @@ class Embeddings(torch.nn.Module):
         return ops.add(torch.cat([first, x], dim=1), self.position_embedding.weight)
 
 
-class Attention(torch.nn.Module):
-    def __init__(self, config: CLIPVisionConfig):
-        super().__init__()
-        self.head_dim = config.head_dim
-        self.q_proj = ops.Linear(config.hidden_size, config.hidden_size)
-        self.k_proj = ops.Linear(config.hidden_size, config.hidden_size)
-        self.v_proj = ops.Linear(config.hidden_size, config.hidden_size)
-        self.out_proj = ops.Linear(config.hidden_size, config.hidden_size)
-        self.attend = ops.Attend()
-
-    def heads(self, x: Tensor) -> Tensor:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B L C] -> [B L C]."""
-        q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        return self.out_proj(self.attend(q, k, self.attend.values(v)))
-
-
-class EncoderLayer(torch.nn.Module):
-    def __init__(self, config: CLIPVisionConfig):
-        super().__init__()
-        self.layer_norm1 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.self_attn = Attention(config)
-        self.layer_norm2 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B L C] -> [B L C]."""
-        x = ops.residual(x, self.self_attn(self.layer_norm1(x)))
-        return ops.residual(x, self.mlp(self.layer_norm2(x)))
-
-
 class Encoder(torch.nn.Module):
     def __init__(self, config: CLIPVisionConfig):
         super().__init__()
-        self.layers = torch.nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = torch.nn.ModuleList([EncoderLayer(config, causal=False) for _ in range(config.num_hidden_layers)])
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states [B 1+L C] before the last layer and after it."""
