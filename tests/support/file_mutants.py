@@ -21,7 +21,7 @@ from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import read_quantized
 
-# Of processor time while memory is traced, which costs the tokenizer of a whole file 0.8 on a machine with no other work
+# Of processor time while memory is traced, which costs a whole file's tokenizer 0.8 on a machine without other work
 SECONDS, MEMORY = 3.0, 50e6
 EXTREMES = (0, 1, 2, 3, 8, 9, 31, 32, 2**16, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 
