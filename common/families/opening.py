@@ -194,7 +194,6 @@ class Opening:
             place,
             config,
             name,
-            own=config,
             inside=self.prefixes.get(name, "") if source.is_inside(name) else "",
             for_rewrite=source.options.for_rewrite,
             beside=tower if network in self.seeing else None,

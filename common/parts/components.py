@@ -11,7 +11,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
+from qwenimg.common.runtime.checkpoint import Component, TokenizerFiles
 from qwenimg.common.weights import keys, part_names, quantize
 from qwenimg.common.weights import on_paper as papers
 from qwenimg.common.weights import plan as plans
@@ -52,6 +52,12 @@ def find_config(
     if source is None and published is not None:
         return published()
     return read_config(network, source or folders[-1], refused)
+
+
+def config_at(network: Network, path: Path, like: Any, refused: Mapping[str, str] | None = None) -> Any:
+    """Return the configuration of `network` in the folder `path`; `like` for one without, and for a file. `refused` as
+    for `read_config`. Raises ModelError."""
+    return find_config(network, [path], lambda: like, refused)
 
 
 def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
@@ -114,30 +120,6 @@ def given_twice(component: str, *paths: Path) -> UsageError:
     """Return the error for a text encoder that the user gives in two files."""
     names = " and ".join(clean(path.name, 60) for path in paths)
     return UsageError(f"--text-encoder: {names} are both the model's {component}; give one of them")
-
-
-def with_given(
-    checkpoint: Checkpoint,
-    given: Mapping[str, Path],
-    opened: Callable[[Checkpoint, str, Path], tuple[str, Component]],
-    check: Callable[[Checkpoint], object],
-) -> Checkpoint:
-    """Return `checkpoint` with the parts that the user has `given`, by their names in PARTS. opened: opens one, and
-    returns its name in the model with it; check: raises if the components do not belong together. `checkpoint` is
-    closed after an error. Raises ModelError and UsageError."""
-    taken: dict[str, Path] = {}
-    try:
-        for option, path in given.items():
-            name, part = opened(checkpoint, option, path)
-            checkpoint = checkpoint.with_part(name, part)
-            if name in taken:
-                raise given_twice(name, taken[name], path)
-            taken[name] = path
-        check(checkpoint)
-    except BaseException:
-        checkpoint.close()
-        raise
-    return checkpoint
 
 
 def renaming(network: Network, config: Any, rename: keys.Rename | None = None) -> keys.Rename:

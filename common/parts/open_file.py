@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.layout import Layouts, Naming, stored_manifest
-from qwenimg.common.parts.components import component, find_config, open_component
+from qwenimg.common.parts.components import component, open_component
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights import left_out
 from qwenimg.common.weights import plan as plans
@@ -30,22 +30,18 @@ def open_part(
     like: Any,
     part: str,
     *,
-    own: Any = None,
     inside: str = "",
     for_rewrite: bool = False,
     beside: Path | None = None,
-    refused: Mapping[str, str] | None = None,
 ) -> Component:
     """Open a network in a folder, or in a file alone or with other parts, in one of its `layouts`; shards only in names
-    that its `rename` maps. `like`: the configuration for what no tensor of a file shows, and of a folder without one;
-    own: that of a folder, if it is read already; part: its name in messages; inside: the start of its names in the file
-    of a model with several such networks; beside: the file of its vision tower; `refused` as for `read_config`. Raises
-    ModelError."""
+    that its `rename` maps. `like`: the configuration of a folder, and for what no tensor of a file shows; part: its
+    name in messages; inside: the start of its names in the file of a model with several such networks; beside: the file
+    of its vision tower. Raises ModelError."""
     network, (only, *others) = layouts.network, find_files(path).files
     if is_folder(path):
         if others or layouts.find_placed(layouts.peek(only).tensors) is None:
-            config = own or find_config(network, [path], lambda: like, refused)
-            return open_component(network, path, config, part, for_rewrite=for_rewrite, beside=beside)
+            return open_component(network, path, like, part, for_rewrite=for_rewrite, beside=beside)
         path = only
     header = layouts.opened(path)
     with closed_on_error(header.file):

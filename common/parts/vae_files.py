@@ -11,6 +11,7 @@ from qwenimg.common.formats.stored import Stored
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.vaes.kl_vae_names import DIFFUSERS_SIGN, SIGN
 from qwenimg.common.parts import tiny_vae
+from qwenimg.common.parts.components import config_at
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.part_names import VAES
@@ -29,7 +30,9 @@ def latent_channels(tensors: Mapping[str, Stored]) -> int | None:
 def open_vae(layouts: Layouts, path: Path, own: Any) -> Component:
     """Open the VAE that the user gives: one of `layouts`, or a tiny one. own: the configuration of the model's own, for
     what no tensor shows. Raises ModelError."""
-    return open_tiny(path, own) if tiny_vae.is_tiny_at(path) else open_part(layouts, path, own, "vae")
+    if tiny_vae.is_tiny_at(path):
+        return open_tiny(path, own)
+    return open_part(layouts, path, config_at(layouts.network, path, own), "vae")
 
 
 def open_tiny(path: Path, own: Any) -> Component:

@@ -215,16 +215,15 @@ class Pipeline:
         memory. The rest is encoded when needed, again as many as fit. `lora`, `lora_mode`: of the first image. `image`:
         the picture of all prompts, for a model whose texts depend on it. `embedding`: files that the prompts name."""
         texts = call_options.checked_prompts(prompts)
-        images = call_options.checked_images(image, self.model.inputs.alpha)
-        skipped, added, mode, files = call_options.checked(
-            clip_skip=clip_skip, lora=lora, lora_mode=lora_mode, embedding=embedding
-        )
+        request = call_options.checked_request(image, clip_skip, self.model.inputs.alpha)
+        added, mode, files = call_options.checked(lora=lora, lora_mode=lora_mode, embedding=embedding)
         added = self._find_loras(added)
 
         def announced() -> None:
             self._adapt(added, mode)
             self.model.check_weights()
-            self.model.announce(texts, skipped, images, self.embeddings.of_prompts(texts, files))
+            inversions = self.embeddings.of_prompts(texts, files)
+            self.model.announce([replace(request, prompt=text, inversions=inversions) for text in texts])
 
         with self._lock.acquired(), self._in_memory():
             self.fallback.retried(announced)

@@ -81,11 +81,13 @@ def checked_prompts(prompts: object) -> list[str]:
     return [str(checked(prompt=one)[0]) for one in texts("prompts", prompts)]
 
 
-def checked_images(image: object, alpha: bool) -> tuple[NDArray[np.uint8], ...]:
-    """Return the images of a call's `image`, checked, on white without `alpha`. Raises UsageError, and ModelError for a
-    file."""
-    request = Request(prompt="", **coerce.read_pictures({"image": image})[0])
-    return (request if alpha else request.opaque()).images
+def checked_request(image: object, clip_skip: object, alpha: bool) -> Request:
+    """Return a request without a prompt, with the images of a call's `image`, on white without `alpha`. Raises
+    UsageError, and ModelError for a file."""
+    (skipped,) = checked(clip_skip=clip_skip)
+    pictures = coerce.read_pictures({"image": image})[0]
+    request = Request(prompt="", family_options=FamilyOptions(clip_skip=skipped), **pictures)
+    return request if alpha else request.opaque()
 
 
 def _nearest(name: str) -> str:

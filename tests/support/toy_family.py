@@ -124,9 +124,7 @@ class ToyModel(DiffusionModel):
 
     def check_weights(self) -> None: ...
 
-    def announce(
-        self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Any] = (), inversions: Sequence[Any] = ()
-    ) -> None: ...
+    def announce(self, requests: Sequence[Request]) -> None: ...
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[ToyRun]:

@@ -20,12 +20,10 @@ from qwenimg.common.parts.texts.captions import CaptionTexts
 from qwenimg.common.parts.texts.picture_texts import SeenPicture, SeenPictures
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pictures.pixels import Uint8
-from qwenimg.common.pipeline.models.diffusion_model import Image
 from qwenimg.common.pipeline.models.inputs import PictureInputs, References
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg, cfg_with_norm
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
-from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
@@ -107,16 +105,10 @@ class QwenImageLayered(QwenImage):
 
     # The prompt, if the model writes it
 
-    def announce(
-        self,
-        prompts: Sequence[str],
-        clip_skip: int = 0,
-        images: Sequence[Image] = (),
-        inversions: Sequence[Inversion] = (),
-    ) -> None:
+    def announce(self, requests: Sequence[Request]) -> None:
         """Announce nothing where only captions are to come, which open the text encoder anyway."""
-        if any(prompt.strip() for prompt in prompts):
-            super().announce([prompt for prompt in prompts if prompt], clip_skip, images)
+        if any(map(has_prompt, requests)):
+            super().announce([one for one in requests if one.prompt])
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         caption = None if has_prompt(request) else self.texts.known(*self._to_describe(request))

@@ -5,14 +5,14 @@ A stand-in has the published configuration of its type, and no files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.opening import lacks
 from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile
 from qwenimg.common.networks.denoisers import unet
@@ -28,16 +28,6 @@ from qwenimg.common.parts.components import on_paper
 from qwenimg.common.parts.texts.clip_files import Text
 from qwenimg.common.runtime.checkpoint import Component
 
-_OPTIONS = {"unet": "--unet", "vae": "--vae"}  # all others are text encoders
-
-
-def lacks(source: Path, names: Iterable[str], *, parts_help: bool = True) -> ModelError:
-    """Return the error for a model without the parts `names`. `parts_help`: with the options that give them."""
-    names = list(names)
-    options = " ".join(f"{_OPTIONS.get(name, '--text-encoder')} FILE" for name in names) if parts_help else ""
-    add = f"add {options}, or " if options else ""
-    return bad(source, f"lacks {', '.join(names)}: {add}give a file or a folder that has the whole model")
-
 
 def may_be_given(options: LoadOptions) -> frozenset[str]:
     """Return the parts that the user may give: either of two text encoders, until the given file is read."""
@@ -50,7 +40,7 @@ def absent_of_file(opened: SingleFile, options: LoadOptions) -> dict[str, Compon
     """Return a stand-in for each part that a single file lacks. Raise ModelError if `options` do not give the part."""
     kind, absent = opened.detected.kind, opened.detected.lacks
     if kind is None:
-        raise lacks(opened.path, absent, parts_help=False)
+        raise bad(opened.path, f"lacks {', '.join(absent)}: give a file or folder of the whole model")
     return stand_ins(opened.path, kind, absent, opened.unet, opened.texts, options)
 
 
@@ -66,7 +56,7 @@ def stand_ins(
     ModelError if `options` do not give all of them."""
     absent_texts = [text for text in KINDS[kind].texts if text.component in absent]
     given_texts = sum(part.startswith("text_encoder") for part in options.parts)
-    missing = [name for name in absent if name in _OPTIONS and name not in options.replaced]
+    missing = [name for name in absent if name in ("unet", "vae") and name not in options.replaced]
     missing += [text.component for text in absent_texts][given_texts:]
     if missing:
         raise lacks(source, missing)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from qwenimg.common.base.safe_files import bad, closed_on_error
-from qwenimg.common.networks.denoisers import t2i_adapter_names
+from qwenimg.common.networks.denoisers import t2i_adapter, t2i_adapter_names
 from qwenimg.common.networks.denoisers.t2i_adapter import SOFT, XL, T2IAdapterConfig
 from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.parts.components import config_at
 from qwenimg.common.parts.control_net import ControlNet
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -22,8 +23,9 @@ def open_adapter(path: Path, checkpoint: Checkpoint, refused: Mapping[str, str])
     """Open the T2I-Adapter in the folder or file `path` for a model. `refused` as for `read_config`. Raises
     ModelError."""
     like = T2IAdapterConfig(channels=checkpoint["unet"].config.block_out_channels)
-    component = open_part(t2i_adapter_names.LAYOUTS, path, like, "T2I-Adapter", refused=refused)
-    config: T2IAdapterConfig = component.config
+    config: T2IAdapterConfig = config_at(t2i_adapter.NETWORK, path, like, refused)
+    component = open_part(t2i_adapter_names.LAYOUTS, path, config, "T2I-Adapter")
+    config = component.config
     order: Literal["grey", "rgb"] = "grey" if config.in_channels == 1 else "rgb"
     net = ControlNet(name="", component=component, picture=order, multiple=config.downscale_factor)
     with closed_on_error(net):

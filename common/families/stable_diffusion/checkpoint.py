@@ -10,13 +10,14 @@ from pathlib import Path
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.load_options import LoadOptions, Prediction
+from qwenimg.common.families.opening import lacks
 from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion import single_file
-from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, lacks, may_be_given, stand_ins
+from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, may_be_given, stand_ins
 from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import PREDICTION, PREDICTIONS, Detected, SingleFile
 from qwenimg.common.formats.headers import peek
@@ -26,12 +27,12 @@ from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts.components import (
+    given_twice,
     is_absent,
     on_paper,
     open_component,
     open_tokenizer,
     read_config,
-    with_given,
 )
 from qwenimg.common.parts.texts.clip_files import open_text
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
@@ -228,18 +229,24 @@ def with_parts(
 ) -> Checkpoint:
     """Return `checkpoint` with the parts that `options` has in other folders or files, checked to belong together.
     `faults` are the errors of parts that have stand-ins. Raises ModelError and UsageError, and closes `checkpoint`."""
-
-    def check_whole(parts: Checkpoint) -> None:
-        if absent := [name for name, part in parts.components.items() if is_absent(part)]:
-            raise (faults or {}).get(absent[0]) or lacks(parts.source, absent)
-        _check_kind(parts, sdxl=sdxl)
-
-    changed = with_given(checkpoint, options.parts, _opened, check_whole)
-    given = options.part("transformer")
-    if given is None or options.prediction is not None or is_folder(given):
-        return changed
-    with closed_on_error(changed):
+    changed, places = checkpoint, dict[str, Path]()
+    try:
+        for option, path in options.parts.items():
+            name, part = _opened(changed, option, path)
+            changed = changed.with_part(name, part)
+            if name in places:
+                raise given_twice(name, places[name], path)
+            places[name] = path
+        if absent := [name for name, part in changed.components.items() if is_absent(part)]:
+            raise (faults or {}).get(absent[0]) or lacks(changed.source, absent)
+        _check_kind(changed, sdxl=sdxl)
+        given = options.part("transformer")
+        if given is None or options.prediction is not None or is_folder(given):
+            return changed
         return _as_stated(changed, given)
+    except BaseException:
+        changed.close()
+        raise
 
 
 def _opened(checkpoint: Checkpoint, part: str, path: Path) -> tuple[str, Component]:

@@ -41,7 +41,7 @@ from qwenimg.common.networks.denoisers.unet_controlnet_union import UNetControlN
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import known_configs
-from qwenimg.common.parts.components import on_paper
+from qwenimg.common.parts.components import config_at, on_paper
 from qwenimg.common.parts.control_net import Controller, ControlNet, IPAdapter, check_sizes
 from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
@@ -93,7 +93,7 @@ def open_control(path: Path, checkpoint: Checkpoint) -> Controller:
     if union and base.addition_time_embed_dim is None:
         raise bad(path, "is a ControlNet Union for SDXL, and the model is Stable Diffusion 1.x or 2.x")
     like = union_like(base) if union else config_like(base)
-    component = open_part(layouts, path, like, "ControlNet", refused=_REFUSED)
+    component = open_part(layouts, path, config_at(layouts.network, path, like, _REFUSED), "ControlNet")
     order: Any = component.config.controlnet_conditioning_channel_order
     net = ControlNet(
         name="",

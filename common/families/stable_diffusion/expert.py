@@ -117,7 +117,11 @@ class Expert:
     def keys(self, request: Request, plan: SamplingPlan) -> list[ClipKey]:
         """Return the keys of all texts of a run. Raises UsageError."""
         texts = dict.fromkeys(one.text for schedule in schedules(request, plan) for one in schedule)
-        return self.texts.keys(list(texts), request.family_options.clip_skip, request.inversions)
+        return self.keys_of(request, list(texts))
+
+    def keys_of(self, request: Request, texts: Sequence[str]) -> list[ClipKey]:
+        """Return the keys of some texts of a request."""
+        return self.texts.keys(texts, request.family_options.clip_skip, request.inversions)
 
     def encoding(self, request: Request, plan: SamplingPlan, counted: bool) -> list[Stage]:
         """Return the stages that encode the texts of a run; if not `counted`, for one chunk of each. Raises

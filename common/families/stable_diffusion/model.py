@@ -31,7 +31,7 @@ from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.control_net import Controller
-from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, Image
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.models.inputs import MaskInput, PictureInputs
 from qwenimg.common.pipeline.steps import inpaint
 from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase, phases
@@ -40,7 +40,6 @@ from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts import composed, inversion, scheduled
-from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Condition, Engine, TimeStep
@@ -127,16 +126,10 @@ class StableDiffusion(DiffusionModel):
         if self.refiner is not None:
             self.refiner.check_weights()
 
-    def announce(
-        self,
-        prompts: Sequence[str],
-        clip_skip: int = 0,
-        images: Sequence[Image] = (),
-        inversions: Sequence[Inversion] = (),
-    ) -> None:
-        texts = [text for prompt in prompts for text in _unchanging(inversion.marked(prompt, inversions))]
+    def announce(self, requests: Sequence[Request]) -> None:
+        texts = [(one, _unchanging(inversion.marked(one.prompt, one.inversions))) for one in requests]
         for expert in self.experts():
-            expert.texts.announce(expert.texts.keys(texts, clip_skip, inversions))
+            expert.texts.announce(key for one, parts in texts for key in expert.keys_of(one, parts))
 
     def adapt(self, deltas: Deltas) -> None:
         self.base.adapt(deltas)  # LoRAs are made for the base; the refiner's layers only have similar names

@@ -25,7 +25,7 @@ from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts import known_configs
-from qwenimg.common.parts.components import on_paper, read_config
+from qwenimg.common.parts.components import config_at, on_paper
 from qwenimg.common.parts.control_net import ControlNet, check_sizes
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.pipeline.models.control_stages import ControlStages, OpenControl, levels
@@ -49,12 +49,11 @@ _REFUSED = {
 def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
     """Open the control network in the folder or file `path` for a model. Raises ModelError and UsageError."""
     base: ZImageConfig = checkpoint["transformer"].config
-    if is_file(path / "config.json"):
-        read_config(zimage_control.NETWORK, path, _REFUSED)  # for its message on another kind
-    elif len(files := find_files(path).files) == 1:  # as it is published
+    config: ZImageControlConfig = config_at(zimage_control.NETWORK, path, config_like(base), _REFUSED)
+    if not is_file(path / "config.json") and len(files := find_files(path).files) == 1:  # as it is published
         [path] = files
-    component = open_part(_layouts(path), path, config_like(base), "control network")
-    config: ZImageControlConfig = component.config
+    component = open_part(_layouts(path), path, config, "control network")
+    config = component.config
     net = _net(config.control_in_dim > base.in_channels, component)
     with closed_on_error(net):
         beside = 2 * base.in_channels + 1  # a mask and a second picture behind the first

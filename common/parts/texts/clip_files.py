@@ -17,7 +17,7 @@ from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.encoders.clip_names import LAYOUTS
-from qwenimg.common.parts.components import is_absent, read_config
+from qwenimg.common.parts.components import config_at, is_absent, read_config
 from qwenimg.common.parts.open_file import find, open_named, open_part
 from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -80,8 +80,9 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
     """Open the text encoder in the folder or file `path`. Return its name in the model, and itself. Raises
     ModelError."""
     name = name_of(path, {name: part.config.hidden_size for name, part in checkpoint.texts.items()}, checkpoint.source)
-    like = checkpoint[name].config
-    return name, open_part(LAYOUTS, path, of_type(like) if is_absent(checkpoint[name]) else like, name)
+    own = checkpoint[name].config
+    like = config_at(clip.NETWORK, path, of_type(own) if is_absent(checkpoint[name]) else own)
+    return name, open_part(LAYOUTS, path, like, name)
 
 
 def width_in(path: Path, prefix: str = "") -> int:

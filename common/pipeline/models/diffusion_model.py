@@ -21,7 +21,6 @@ from qwenimg.common.pipeline.steps.denoiser import Denoiser
 from qwenimg.common.pipeline.steps.guidance import Guidance
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
-from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import group
@@ -105,15 +104,8 @@ class DiffusionModel(ABC):
     # Between images
 
     @abstractmethod
-    def announce(
-        self,
-        prompts: Sequence[str],
-        clip_skip: int = 0,
-        images: Sequence[Image] = (),
-        inversions: Sequence[Inversion] = (),
-    ) -> None:
-        """Encode as many of `prompts` as fit now; others are encoded when needed. images: of all requests. inversions:
-        the embeddings that the prompts name."""
+    def announce(self, requests: Sequence[Request]) -> None:
+        """Encode the prompts of as many `requests` as fit now; others are encoded when needed."""
 
     @abstractmethod
     def adapt(self, deltas: Deltas) -> None:

@@ -30,7 +30,6 @@ from qwenimg.common.pipeline.steps.guidance import Branch
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.prompts import web_syntax
-from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Control
@@ -162,15 +161,9 @@ class FlowModel(DiffusionModel):
             ),
         )
 
-    def announce(
-        self,
-        prompts: Sequence[str],
-        clip_skip: int = 0,
-        images: Sequence[Image] = (),
-        inversions: Sequence[Inversion] = (),
-    ) -> None:
-        if len(images) >= self.inputs.fewest:  # else the prompts of no image
-            self.texts.announce([self.prompt(one, images) for one in prompts])
+    def announce(self, requests: Sequence[Request]) -> None:
+        shown = (one for one in requests if len(one.images) >= self.inputs.fewest)  # else the prompts of no image
+        self.texts.announce([self.prompt(one.prompt, one.images) for one in shown])
 
     def adapt(self, deltas: Deltas) -> None:
         before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
