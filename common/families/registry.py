@@ -28,6 +28,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import PICKLES, find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import known_configs, mflux, tiny_vae
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
@@ -37,6 +38,12 @@ FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, QWEN_IMAGE_21, STABLE_DIFFUSION, SD3
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
+
+
+def networks() -> tuple[Network, ...]:
+    """Return every network that a model may have: of the families, of their control files, and tiny VAEs."""
+    of_families = (row for family in FAMILIES for row in (*family.networks, *family.control_networks))
+    return tuple(dict.fromkeys((*of_families, *tiny_vae.NETWORKS)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,9 +222,7 @@ def _expected(folder: Path, wanted: str) -> tuple[Network, Any]:
     """Return the network of the component in `folder`, and its configuration. Raise ModelError."""
     path = folder / "config.json"
     data = read_json(path)
-    every = (family.networks + family.control_networks for family in registry.FAMILIES)
-    networks = [network for some in every for network in some]
-    networks.sort(key=lambda network: network.name != wanted)
+    networks = sorted(registry.networks(), key=lambda network: network.name != wanted)
     for network in networks:
         if data.get(network.key) == network.kind:
             return network, read_config(network, folder)

@@ -21,8 +21,7 @@ from qwenimg.common.weights.plan import Entry, LoadPlan
 
 def network(component: Component) -> Network:
     """Return the description of a component's network."""
-    rows = {row.name: row for family in registry.FAMILIES for row in (*family.networks, *family.control_networks)}
-    return rows[component.network]
+    return next(row for row in registry.networks() if row.name == component.network)
 
 
 def name_of(plan: LoadPlan, components: Mapping[str, Component]) -> str:
@@ -31,6 +30,15 @@ def name_of(plan: LoadPlan, components: Mapping[str, Component]) -> str:
     if plan.component in components:
         return plan.component
     return next(name for name, component in components.items() if component.plan.files == plan.files)
+
+
+def modules(plan: LoadPlan) -> frozenset[str]:
+    """Return the paths of all modules that contain weights."""
+    paths = {""}
+    for name in plan.entries:
+        parts = name.split(".")[:-1]
+        paths |= {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
+    return frozenset(paths)
 
 
 @dataclass(frozen=True)
@@ -51,12 +59,7 @@ class ComponentPolicy:
 
     @cached_property
     def modules(self) -> frozenset[str]:
-        """The paths of all modules that contain weights."""
-        paths = {""}
-        for name in self.plan.entries:
-            parts = name.split(".")[:-1]
-            paths |= {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
-        return frozenset(paths)
+        return modules(self.plan)
 
     def block(self, name: str, path: str) -> Block | None:
         """Return the kind of block `name` if the module at `path` is one, else None."""

@@ -18,7 +18,7 @@ from qwenimg.common.base.block import Block
 from qwenimg.common.base.version import __version__
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity import inputs
-from qwenimg.common.parity.blocks import ComponentPolicy, name_of, network, parts, shapes_sum
+from qwenimg.common.parity.blocks import ComponentPolicy, modules, name_of, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
 from qwenimg.common.parity.passport.passport import (
@@ -44,6 +44,7 @@ from qwenimg.common.parity.sample import (
     smaller,
 )
 from qwenimg.common.parity.tape import Tape, taped
+from qwenimg.common.parts.tiny_vae import has_encoder
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.request.parts import PARTS
@@ -81,8 +82,11 @@ class BlockRecorder:
         self.trace, self.component = trace, component
         self.denoises = trace.checkpoint[component].role == "transformer"
         self.until = trace.last if self.denoises else 2**31
+        self.modules = modules(trace.checkpoint[component].plan)
 
     def wants(self, path: str, block: Block) -> bool:
+        if path not in self.modules:  # without weights: an activation among the layers of a list
+            return False
         seen = self.trace.calls.get(self._name(path, block))
         return self.trace.done <= self.until and (seen is None or seen[0] < self.trace.done)
 
@@ -147,7 +151,8 @@ def record(
     with watched(pipe.runtime, trace):
         with taped(pipe, tape):
             result = _drawn(pipe, called(asked), trace)
-        if not (asked.get("pictures") or asked.get("control")):  # of which the encoder has seen one
+        seen = asked.get("pictures") or asked.get("control")  # of which the encoder has seen one
+        if not seen and has_encoder(checkpoint["vae"]):
             again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
             pipe(**again)  # for the VAE's encoder
     pipe.free_transformer()

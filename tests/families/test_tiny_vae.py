@@ -29,7 +29,6 @@ from support.refusals import refused
 import qwenimg
 from qwenimg.cli import preview
 from qwenimg.cli.workers.messages import Draw, Finished, Stepped
-from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import storage_folder
 from qwenimg.common.hub.describe import describe
@@ -55,22 +54,6 @@ ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 4, "seed": 7}
 LEVEL = 1  # of 255: both round a value that lies between two levels
 
 
-def written(folder: Path, name: str, model: Path, halves: tuple[str, ...] = ("encoder", "decoder")):
-    """A tiny VAE of the latents of a tiny model, its configuration and its weights."""
-    own = read_json(model / "vae" / "config.json")
-    channels = own.get("latent_channels") or own["z_dim"]
-    levels = len(own.get("block_out_channels") or own["dim_mult"])
-    if name == "taew2_1":
-        made: Any = tiny_vaes.video_config(channels, levels - 1)
-        weights = tiny_vaes.weights(made)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(weights, folder / f"{name}.safetensors")
-        return folder / f"{name}.safetensors", made, weights
-    made = tiny_vaes.config(channels, levels, pooled=name == "taef2", patch=2 if name == "taef2" else 1)
-    weights = tiny_vaes.weights(made)
-    return tiny_vaes.write_authors(folder, name, weights, halves), made, weights
-
-
 def decoded(made: Any, weights: tiny_vaes.Weights, latents: np.ndarray) -> np.ndarray:
     """The picture of latents in the sampler's scale, in float64."""
     if isinstance(made, TinyVideoVAEConfig):
@@ -86,7 +69,7 @@ def decoded(made: Any, weights: tiny_vaes.Weights, latents: np.ndarray) -> np.nd
 def test_a_picture_is_what_the_formula_makes_of_its_latents(
     tiny: dict[str, Path], tmp_path: Path, kind: str, backend: str
 ) -> None:
-    path, made, weights = written(tmp_path, NAMES[kind], tiny[kind])
+    path, made, weights = tiny_vaes.write_for(tmp_path, NAMES[kind], tiny[kind])
     with qwenimg.load(tiny[kind], backend=backend, precision="fp32", vae=path) as pipe:
         pipe.fit_preview()
         *steps, drawn = pipe.stream("a circle", **ASKED)
@@ -105,7 +88,7 @@ def test_a_picture_is_what_the_formula_makes_of_its_latents(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_previews_of_another_vae(tiny: dict[str, Path], tmp_path: Path, backend: str) -> None:
     """By the name of a file, and by the folder of another program; those that do not fit become grey, with a line."""
-    path, made, weights = written(tmp_path / "models" / "vae_approx", "taesd", tiny["sd15"])
+    path, made, weights = tiny_vaes.write_for(tmp_path / "models" / "vae_approx", "taesd", tiny["sd15"])
     for options in (
         {"preview_with": path},
         {"models_dir": tmp_path},
@@ -128,7 +111,7 @@ def test_previews_of_another_vae(tiny: dict[str, Path], tmp_path: Path, backend:
 def test_plan_counts_previews(tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the denoiser's weights, for a run and for `plan`; one that does not fit is left out, and refuses no run.
     The decoder stays loaded only where the plan leaves space for it."""
-    path, *_ = written(tmp_path, "taesd", tiny["sd15"])
+    path, *_ = tiny_vaes.write_for(tmp_path, "taesd", tiny["sd15"])
     model = str(tiny["sd15"])
     ran = cli("plan", model, "--size", "52x36", "--preview-with", str(path), "--json", "--backend", "cpu")
     assert ran.code == 0, ran.err
@@ -172,7 +155,7 @@ def test_previews_of_the_command_and_of_a_server(
 ) -> None:
     """The command writes a file; a server's worker sends the same bytes to its page, `/api/jobs` and A1111's progress.
     Both have pixels of the tiny VAE, in place of one for each latent."""
-    path, *_ = written(tmp_path, "taesd", tiny["sd15"])
+    path, *_ = tiny_vaes.write_for(tmp_path, "taesd", tiny["sd15"])
     monkeypatch.setattr(preview, "file", lambda: tmp_path / "preview.png")
     given = ["-m", str(tiny["sd15"]), "--backend", "cpu", "--precision", "fp32", "--size", "52x36", "--steps", "4"]
     ran = cli("a circle", *given, "-s", "7", "--preview-with", str(path), "-o", str(tmp_path / "a.png"))
@@ -227,7 +210,7 @@ def test_a_picture_is_drawn_again(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     name = NAMES[kind]
-    path, *_ = written(tmp_path / "models" / "vae_approx", name, tiny[kind])
+    path, *_ = tiny_vaes.write_for(tmp_path / "models" / "vae_approx", name, tiny[kind])
     if given == "pth":
         for half in ("encoder", "decoder"):
             file = path.with_name(f"{name}_{half}.safetensors")
@@ -260,7 +243,7 @@ def test_a_picture_is_drawn_again(
 
 
 def test_other_models_files_are_refused_in_one_line(tiny: dict[str, Path], tmp_path: Path) -> None:
-    of = {kind: written(tmp_path / kind, name, tiny[kind])[0] for kind, name in NAMES.items()}
+    of = {kind: tiny_vaes.write_for(tmp_path / kind, name, tiny[kind])[0] for kind, name in NAMES.items()}
     cases = {
         ("sd15", "sd3"): "for latents of 16 channels, and those of the model have 4",
         ("flux-dev", "sd15"): "for latents of 4 channels, and those of the model have 16",
@@ -283,15 +266,15 @@ def test_other_models_files_are_refused_in_one_line(tiny: dict[str, Path], tmp_p
 
 
 def test_a_name_that_says_nothing_is_taken_with_a_line(tiny: dict[str, Path], tmp_path: Path) -> None:
-    path, *_ = written(tmp_path, "small", tiny["sd15"])
+    path, *_ = tiny_vaes.write_for(tmp_path, "small", tiny["sd15"])
     notes: list[str] = []
     qwenimg.load(tiny["sd15"], backend="cpu", vae=path, notify=lambda kind, text: notes.append(text)).close()
     assert any("neither its name nor its tensors show whether this tiny VAE is for SDXL or Stable" in n for n in notes)
 
 
 def test_half_of_one(tiny: dict[str, Path], tmp_path: Path) -> None:
-    decoder, *_ = written(tmp_path / "d", "taesd", tiny["sd15"], ("decoder",))
-    encoder, *_ = written(tmp_path / "e", "taesd", tiny["sd15"], ("encoder",))
+    decoder, *_ = tiny_vaes.write_for(tmp_path / "d", "taesd", tiny["sd15"], ("decoder",))
+    encoder, *_ = tiny_vaes.write_for(tmp_path / "e", "taesd", tiny["sd15"], ("encoder",))
     assert "is the encoder of a tiny VAE alone" in refused(qwenimg.load, tiny["sd15"], backend="cpu", vae=encoder)
     with qwenimg.load(tiny["sd15"], backend="cpu", precision="fp32", vae=decoder) as pipe:
         assert pipe("a circle", **ASKED).pixels.std() > 5
@@ -300,7 +283,7 @@ def test_half_of_one(tiny: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_it_is_not_converted(tiny: dict[str, Path], tmp_path: Path) -> None:
-    path, *_ = written(tmp_path / "v", "taesd", tiny["sd15"])
+    path, *_ = tiny_vaes.write_for(tmp_path / "v", "taesd", tiny["sd15"])
     ran = cli("convert", str(tiny["sd15"]), str(tmp_path / "out"), "--vae", str(path))
     print(ran.err)
     assert ran.code and not (tmp_path / "out").exists() and "Traceback" not in ran.err
@@ -310,7 +293,7 @@ def test_it_is_not_converted(tiny: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_info_and_models_say_what_it_is(tiny: dict[str, Path], tmp_path: Path) -> None:
-    path, *_ = written(tmp_path / "vae_approx", "taesd", tiny["sd15"])
+    path, *_ = tiny_vaes.write_for(tmp_path / "vae_approx", "taesd", tiny["sd15"])
     torch.save({"a": torch.zeros(2)}, tmp_path / "vae_approx" / "model.pt")
     description = describe(path)
     print("\n".join(description.lines))

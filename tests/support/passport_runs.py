@@ -12,9 +12,9 @@ def record(model: Path, passport: Path, backend: str, *asked: str) -> None:
     assert ran.code == 0, ran.err
 
 
-def check(model: Path, passport: Path, backend: str) -> str:
+def check(model: Path, passport: Path, backend: str, *options: str) -> str:
     """Return what the check printed."""
-    ran = cli("parity", "check", str(passport), str(model), "--backend", backend)
+    ran = cli("parity", "check", str(passport), str(model), "--backend", backend, *options)
     print(backend, ran.out.decode(), sep="\n")
     assert ran.code == 0, ran.err
     return ran.out.decode()

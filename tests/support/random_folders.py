@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 from support import (
+    tiny_autoencoder,
     tiny_edit,
     tiny_flux,
     tiny_flux2,
@@ -35,6 +38,8 @@ WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the gree
 PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (1, 2)}  # that a family sees
 # The families that are recorded with control networks
 CONTROLLED = frozenset({"controlled", "sd15-controlled", "sdxl-controlled", "z-image-controlled"})
+# The families that are recorded with a tiny VAE, and its name
+TINY_VAES = {"sd15-tiny": "taesd", "flux2-tiny": "taef2", "qwen-tiny": "taew2_1"}
 WITHOUT_TOWER = ("qwen21-text", "text_encoder")
 LOUDEST = 2.0  # times weights of unit gain
 HEALTHY = 100.0  # units of roundoff by which diffusers' own UNet may be off in float32; of unit gain they are off by 10
@@ -152,6 +157,25 @@ def _write_controlnets(model: Path, seed: int) -> list[str]:
         return [*nets, str(folder / "union"), str(folder / "adapter")]
     write_adapter(folder / "adapter", sizes.next_seed(), channels=channels)
     return [*nets, str(folder / "adapter")]
+
+
+def write_tiny_vae(model: Path, family: str, seed: int) -> Path:
+    """Write a tiny VAE of random sizes for the model of the `family` in the folder `model` beside it."""
+    name, sizes, folder = TINY_VAES[family], Sizes(seed), model.parent / "tiny"
+    channels, levels = tiny_autoencoder.latents_of(model)
+    if name == "taew2_1":
+        widths = tuple(sizes.whole(3, 24) for _ in range(levels))
+        video = replace(tiny_autoencoder.video_config(channels, levels - 1), width=sizes.whole(3, 24), widths=widths)
+        return tiny_autoencoder.write_video(folder, name, tiny_autoencoder.weights(video, seed))
+    made = TinyVAEConfig(
+        latent_channels=channels,
+        encoder_block_out_channels=(sizes.whole(4, 32),) * levels,
+        decoder_block_out_channels=(sizes.whole(4, 32),) * levels,
+        num_encoder_blocks=tuple(sizes.whole(1, 3) for _ in range(levels)),
+        num_decoder_blocks=tuple(sizes.whole(1, 3) for _ in range(levels)),
+        pooled=name == "taef2",
+    )
+    return tiny_autoencoder.write_authors(folder, name, tiny_autoencoder.weights(made, seed))
 
 
 def asked(family: str, seed: int) -> dict[str, Any]:
@@ -416,4 +440,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "sdxl": (partial(tiny_sd.write_tiny_sd, kind="sdxl"), partial(_sd, kind="sdxl")),
     "sd15-controlled": (partial(tiny_sd.write_tiny_sd, kind="sd15"), partial(_sd, kind="sd15")),
     "sdxl-controlled": (partial(tiny_sd.write_tiny_sd, kind="sdxl"), partial(_sd, kind="sdxl")),
+    "sd15-tiny": (partial(tiny_sd.write_tiny_sd, kind="sd15"), partial(_sd, kind="sd15")),
+    "flux2-tiny": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
+    "qwen-tiny": (tiny_model.write_tiny_model, _qwen),
 }

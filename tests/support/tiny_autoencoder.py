@@ -3,6 +3,7 @@ a second time: in float64, from the published code of TAESD and TAEHV, with nump
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -72,6 +73,31 @@ def write_whole(path: Path, named: Weights, starts: Mapping[str, str], **more: n
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors | more, path)
     return path
+
+
+def latents_of(model: Path) -> tuple[int, int]:
+    """The channels of the latents of the model in that folder, and the levels of its own VAE."""
+    own = json.loads((model / "vae" / "config.json").read_text())
+    return own.get("latent_channels") or own["z_dim"], len(own.get("block_out_channels") or own["dim_mult"])
+
+
+def write_for(
+    folder: Path, name: str, model: Path, halves: tuple[str, ...] = ("encoder", "decoder")
+) -> tuple[Path, Any, Weights]:
+    """Write a tiny VAE of the latents of the model in the folder `model`, and return its path, its configuration and
+    its weights."""
+    channels, levels = latents_of(model)
+    if name == "taew2_1":
+        video = video_config(channels, levels - 1)
+        return write_video(folder, name, named := weights(video)), video, named
+    made = config(channels, levels, pooled=name == "taef2", patch=2 if name == "taef2" else 1)
+    return write_authors(folder, name, named := weights(made), halves), made, named
+
+
+def write_video(folder: Path, name: str, named: Weights) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(named, folder / f"{name}.safetensors")
+    return folder / f"{name}.safetensors"
 
 
 def diffusers_model(made: TinyVAEConfig, named: Weights) -> Any:

@@ -149,7 +149,7 @@ NETWORK = Network(
     fields=fields,
     ignored=frozenset({"latent_magnitude", "latent_shift", "force_upcast", "block_out_channels"}),
     traced=(
-        Block(name="block", paths=re.compile(r"(en|de)coder\.layers\.\d+"), image=True, streams=1, depth=1),
+        Block(name="layer", paths=re.compile(r"(en|de)coder\.layers\.\d+"), image=True, depth=1),
         Block(name="encode", paths=re.compile(""), method="encode", image=True, within="encoder"),
         Block(name="decode", paths=re.compile(""), method="decode", image=True, within="decoder"),
     ),

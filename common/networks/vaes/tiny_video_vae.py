@@ -114,6 +114,7 @@ NETWORK = Network(
     config=TinyVideoVAEConfig,
     manifest=manifest,
     traced=(
+        Block(name="layer", paths=re.compile(r"(en|de)coder\.\d+"), image=True, depth=1),
         Block(name="encode", paths=re.compile(""), method="encode", image=True, within="encoder"),
         Block(name="decode", paths=re.compile(""), method="decode", image=True, within="decoder"),
     ),
