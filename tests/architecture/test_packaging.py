@@ -60,7 +60,7 @@ def names(wheel: Path) -> set[str]:
 
 def tree_names() -> set[str]:
     """What the tree says that the wheel must hold, apart from its metadata."""
-    found = {"qwenimg/__init__.py", "qwenimg/py.typed"}
+    found = {"qwenimg/__init__.py", "qwenimg/__main__.py", "qwenimg/py.typed"}
     for folder in FOLDERS:
         files = (path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file())
         found |= {f"qwenimg/{path.as_posix()}" for path in files if "__pycache__" not in path.parts}

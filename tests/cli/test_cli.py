@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,16 @@ def test_all_help_names_every_option_once() -> None:
 
 def test_version() -> None:
     assert cli("--version").out.decode() == f"qwenimg {qwenimg.__version__}\n"
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    ran = [run_module("--version"), run_module("no-such-command", "--nonsense")]
+    assert (ran[0].returncode, ran[0].stdout) == (0, f"qwenimg {qwenimg.__version__}\n")
+    assert ran[1].returncode == 2 and ran[1].stderr.startswith("qwenimg: error: ") and ran[1].stderr.count("\n") == 1
+
+
+def run_module(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "qwenimg", *words], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
