@@ -99,7 +99,7 @@ def _table(rows: list[Row]) -> list[str]:
     lines: list[tuple[str, ...]] = [("use it by", "size", "stored", "for", "kind", "needs")]
     for row in rows:
         named = f"{row.use} {row.name}" if row.use else row.name
-        kind = "not read" if row.fault else row.kind or "unknown here"
+        kind = "not read" if row.fault else ", ".join(filter(None, (row.kind, row.type))) or "unknown here"
         last = clean(row.fault, 100) or row.needs
         cells = (named, size_text(row.bytes), row.stored, row.family, kind, last)
         lines.append(tuple(clean(cell, 100) for cell in cells))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from qwenimg.common.quant.gguf_blocks import storage_of
 from qwenimg.common.quant.rotated import Rotated
 from qwenimg.common.weights.plan import LoadPlan, Source
 
+TYPE = "type: "  # begins the line with the type of model that a file is of
 SHOWN = 5  # names of a list that are shown
+_REASON = re.compile(r" \(|: |; ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,17 @@ class Description:
 
     lines: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def type(self) -> str:
+        """The type of model that a file is of, without its reason; "" if no line has it."""
+        line = next((line for line in self.lines if line.startswith(TYPE)), "")
+        return without_reason(line.removeprefix(TYPE))
+
+
+def without_reason(text: str) -> str:
+    """Return the start of a description of a model, before any reason or detail."""
+    return _REASON.split(text, maxsplit=1)[0]
 
 
 def of_file(layout: str, header: Header, looked_up: Callable[[str], bool] = lambda name: False) -> Description:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import shown_path
-from qwenimg.common.families.description import Description, component_line, of_file, summary
+from qwenimg.common.families.description import TYPE, Description, component_line, of_file, summary
 from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.formats.stored import Header
@@ -62,6 +62,8 @@ class PartFile:
     like: Callable[[], Any] | None = None  # the configuration for what no tensor shows; None: the network's defaults
     # From the path and the configuration, the variant of the model, for `info`
     variant: Callable[[Path, Any], str] | None = None
+    # The same of a part without `layouts`, from the header; "" if it does not tell
+    type_of: Callable[[Header], str] = lambda header: ""
 
     def reads(self, header: Header) -> bool:
         if self.is_in is not None:
@@ -87,7 +89,9 @@ class PartFile:
                 return description
             opened.plan.close()
             if self.variant is not None:
-                description.lines.insert(1, f"type: {self.variant(header.file.path, opened.config)}")
+                description.lines.insert(1, f"{TYPE}{self.variant(header.file.path, opened.config)}")
+        if type_ := self.type_of(header):
+            description.lines.insert(1, f"{TYPE}{type_}")
         description.lines.append(f"use it: qwenimg PROMPT {self.use}")
         return description
 
@@ -140,7 +144,7 @@ class ModelFile:
             description.faults.append(str(error))
             return description
         if self.variant is not None:
-            description.lines.insert(1, f"type: {self.variant(path, opened)}")
+            description.lines.insert(1, f"{TYPE}{self.variant(path, opened)}")
         description.lines.extend(component_line(name, part.plan) for name, part in opened.items())
         if lacking:
             options = dict.fromkeys(_OPTIONS.get(name, "--text-encoder") for name in lacking)

@@ -18,6 +18,8 @@ from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
+from qwenimg.common.families.description import without_reason
+from qwenimg.common.families.family import Family
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.formats.headers import open_weights, peek
@@ -41,6 +43,7 @@ class Row:
     bytes: int
     family: str = ""
     kind: str = ""
+    type: str = ""  # of model within the family, as its header shows it
     stored: str = ""  # the dtype or code of most of its weights
     use: str = ""
     needs: str = ""
@@ -98,7 +101,8 @@ def _row(root: Path, path: Path, known: Callable[[], Layers], upscalers: Sequenc
     try:
         if _is(path / "model_index.json"):
             family = registry.of_folder(path)
-            return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
+            row = Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
+            return replace(row, type=_described(family, path))
         if (tiny := _tiny_vae(path, name, folder)) is not None:
             return tiny
         if path.name.lower().endswith(PICKLES):
@@ -171,7 +175,30 @@ def _about(kind: FileKind, path: Path, known: Callable[[], Layers]) -> dict[str,
             return {"family": fits, "kind": "LoRA", "fault": lora.faults[0]}
         use = "" if any(line.startswith(NO_USE) for line in lora.lines) else kind.flag
         return {"family": fits, "kind": "LoRA", "use": use, "needs": kind.needs if use else ""}
-    return {"family": kind.models, "kind": kind.option.replace("_", " "), "use": kind.flag, "needs": kind.needs}
+    about = {"family": kind.models, "kind": kind.option.replace("_", " "), "use": kind.flag, "needs": kind.needs}
+    return about | _typed(kind, path)
+
+
+def _described(family: Family, folder: Path) -> str:
+    """Return the type of the model in a folder, "" where its configurations do not show it."""
+    try:
+        return without_reason(family.described(folder))
+    except QwenimgError:
+        return ""
+
+
+def _typed(kind: FileKind, path: Path) -> dict[str, str]:
+    """Return the type of model that a file of one family is of, and the reason why it is not read; nothing of a text
+    encoder that several families share."""
+    if len(kind.families) > 1:
+        return {}
+    header = open_weights(path)
+    with closing(header.file):
+        described = kind.families[0].describe(header, None)
+    if described is None:
+        return {}
+    faulty = {"fault": described.faults[0], "use": "", "needs": ""} if described.faults else {}
+    return {"type": described.type, **faulty}
 
 
 def _stored(header: Header) -> str:

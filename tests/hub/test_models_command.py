@@ -7,12 +7,17 @@ import os
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
+from support import tiny_ldm
 from support.fake_hub import COMMIT, REPO
 from support.hub_cases import FIRST, Usage, pulled
 from support.refusals import refused
 from support.tiny_clip import write_tiny_clip_tokenizer
+from support.tiny_sd import write_tiny_sd
 
 from qwenimg.cli.commands.models import models
 from qwenimg.common.base import hf_cache
@@ -52,6 +57,45 @@ def table() -> list[str]:
     print(told.stdout)
     assert told.exit_code == 0 and all(line.isprintable() for line in told.stdout.splitlines())
     return told.stdout.splitlines()
+
+
+def test_checkpoints_of_a_folder_have_their_type(tmp_path) -> None:
+    """By the header alone: of a model in one file, of a UNet alone, and of a folder."""
+    place, titles = (
+        tmp_path / "checkpoints",
+        {"sd1": "1.x", "sd2": "2.x", "sdxl": "XL base", "sdxl-refiner": "XL refiner"},
+    )
+    place.mkdir()
+    for kind in titles:
+        save_file(tiny_ldm.one_file(kind, tiny_ldm.models_of(kind)), place / f"{kind}.safetensors")
+    save_file(tiny_ldm.one_file("sd1", tiny_ldm.models_of("sd1", 9)), place / "paint.safetensors")
+    unet = tiny_ldm.unet_file(tiny_ldm.tiny_unet("sdxl"))
+    save_file(tiny_ldm.behind("model.diffusion_model.", unet), place / "unet.safetensors")
+    save_file({**unet, "edm_vpred.sigma_max": torch.ones(1)}, place / "cosxl.safetensors")
+    write_tiny_sd(place / "folder", "sdxl")
+    ran = CliRunner().invoke(models, ["--models-dir", str(tmp_path), "--json"], catch_exceptions=False)
+    rows = {row["name"].removesuffix(".safetensors"): row for row in json.loads(ran.stdout)["files"]}
+    found = {name: (row["kind"], row["type"]) for name, row in rows.items() if not row["fault"]}
+    print(*found.items(), sep="\n")
+    assert found == {
+        **{kind: ("model", f"Stable Diffusion {title}") for kind, title in titles.items()},
+        "paint": ("model", "Stable Diffusion 1.x for inpainting"),
+        "unet": ("transformer", "Stable Diffusion XL base"),
+        "folder": ("model", "SDXL, text to image"),
+    }
+    assert "CosXL" in rows["cosxl"]["fault"] and not rows["cosxl"]["use"]
+    whole, random = (place / "sd1.safetensors").read_bytes(), np.random.default_rng(0)
+    for number in range(100):  # of the header
+        changed = bytearray(whole)
+        for at in random.integers(8, 8 + int.from_bytes(whole[:8], "little"), 3):
+            changed[at] = random.integers(256)
+        (place / f"mutant {number}.safetensors").write_bytes(changed if number % 4 else whole[: int(at)])
+    ran = CliRunner().invoke(models, ["--models-dir", str(tmp_path), "--json"], catch_exceptions=False)
+    mutants = [row for row in json.loads(ran.stdout)["files"] if row["name"].startswith("mutant")]
+    print(f"{len(mutants)} mutants, {sum(bool(row['fault']) for row in mutants)} with a fault")
+    assert len(mutants) == 100 and all(not (row["fault"] and row["use"]) for row in mutants)
+    shown = CliRunner().invoke(models, ["--models-dir", str(tmp_path)], catch_exceptions=False).stdout
+    assert "model, Stable Diffusion XL base" in shown and "model, Stable Diffusion 1.x" in shown
 
 
 def test_with_nothing_pulled(cache, no_sockets) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.description import Description, component_line, of_file
+from qwenimg.common.families.description import TYPE, Description, component_line, of_file
 from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.families.stable_diffusion import ip_adapter as adapters
 from qwenimg.common.families.stable_diffusion import single_file
@@ -97,7 +97,7 @@ class AdapterFile:
         part.plan.close()
         config: IPAdapterConfig = part.config
         model, encoder = adapters.model_of(config.text), adapters.encoder_of(config)
-        description.lines[1:1] = [f"type: {config.kind}, for {model}", f"image encoder: {encoder}"]
+        description.lines[1:1] = [f"{TYPE}{config.kind}, for {model}", f"image encoder: {encoder}"]
         description.lines.append("use it: qwenimg PROMPT -m MODEL --ip-adapter FILE --ip-image PICTURE")
         return description
 
@@ -125,7 +125,7 @@ class EncoderFile:
             description.faults.append(str(error))
             return description
         part.plan.close()
-        description.lines.insert(1, f"type: {adapters.title_of(part.config)}")
+        description.lines.insert(1, f"{TYPE}{adapters.title_of(part.config)}")
         use = "qwenimg PROMPT -m MODEL --ip-adapter ADAPTER --ip-image PICTURE --ip-encoder FILE"
         description.lines.append(f"use it: {use}")
         return description

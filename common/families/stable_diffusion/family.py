@@ -129,6 +129,7 @@ FAMILY = Family(
             title=derived_control.title,
             network=unet_controlnet.NETWORK,
             is_in=is_control,
+            type_of=lora_title.title_of_network,
             use="-m MODEL --control FILE=PICTURE",
         ),
         AdapterFile(),
@@ -156,6 +157,7 @@ FAMILY = Family(
             title="Stable Diffusion's UNet, diffusers' names",
             network=unet.NETWORK,
             is_in=is_unet,
+            type_of=lora_title.title_of_network,
             use="-m MODEL --unet FILE",
         ),
         PartFile(

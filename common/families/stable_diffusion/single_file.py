@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.safe_files import bad, closed_on_error
+from qwenimg.common.families.description import TYPE
 from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion.kinds import KINDS, unet_config
@@ -154,7 +155,7 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
             kind=None,
             vae=vae,
             lacks=("unet", "text encoder"),
-            reasons=(f"type: a VAE alone ({vae}decoder.*); use it beside a model",),
+            reasons=(f"{TYPE}a VAE alone ({vae}decoder.*); use it beside a model",),
         )
     channels = 4
     if unet is not None:
@@ -176,7 +177,7 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
         texts=texts,
         lacks=tuple(lacks),
         reasons=(
-            f"type: {KINDS[kind].title} ({reason})",
+            f"{TYPE}{KINDS[kind].title}{' for inpainting' if channels != LATENTS else ''} ({reason})",
             *([f"input: {channels} channels ({_CHANNELS[channels]})"] if unet is not None else []),
             f"{PREDICTION}{decided.prediction} ({decided.reason})",
             *([f"schedule: zero terminal SNR ({decided.zero_snr})"] if decided.zero_snr else []),
