@@ -52,16 +52,16 @@ def _band(config: VAEConfig, height: int, width: int, itemsize: int, workspace: 
     values, read = [], rows + (BESIDE_LEVEL if config.has_shortcuts else BESIDE)
     for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
         pixels = min(read, height * 2**level) * width * 2**level
-        values.append(_convolved(inputs, outputs, pixels, workspace))
+        values.append(_convolved(inputs, outputs, pixels, workspace, itemsize))
         if upsampled:
             pixels = min(read, height * 2 ** (level + 1)) * width * 2 ** (level + 1)
-            values.append(_convolved(outputs, config.up_blocks[level + 1][0], pixels, workspace))
+            values.append(_convolved(outputs, config.up_blocks[level + 1][0], pixels, workspace, itemsize))
     return int(max(values) * itemsize)
 
 
-def _convolved(inputs: int, outputs: int, pixels: int, workspace: Workspace) -> float:
+def _convolved(inputs: int, outputs: int, pixels: int, workspace: Workspace, itemsize: int) -> float:
     """Return the number of values of a convolution's input, output and weight."""
-    return pixels * (workspace.conv_inputs * inputs + workspace.conv_outputs * outputs) + 9 * inputs * outputs
+    return pixels * (workspace.inputs(itemsize) * inputs + workspace.conv_outputs * outputs) + 9 * inputs * outputs
 
 
 def encode_bytes(
@@ -81,7 +81,7 @@ def encode_bytes(
     kept = SHORTCUT * channels * itemsize if has_shortcuts else 0.0  # a pixel
     between = 0 if own_memory else channels * height * width * itemsize
     read, written = min(2 * rows + BESIDE, height), min(rows + BESIDE, height) / 2
-    band = channels * width * (workspace.conv_inputs * read + workspace.conv_outputs * written) * itemsize
+    band = channels * width * (workspace.inputs(itemsize) * read + workspace.conv_outputs * written) * itemsize
     weight = 9 * (4 * channels) ** 2 * itemsize  # the last level's, which is 4 times as wide, in the kernel's order
     band += kept * width * read
     return int(between + band + weight + 4 * 3 * height * width * itemsize)

@@ -68,7 +68,8 @@ def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, works
     """Return the peak bytes of decoding latents of height x width without weights: the inputs and outputs of its widest
     convolution."""
     sizes = convolutions(config, height, width)
-    return int(max(workspace.conv_inputs * i + workspace.conv_outputs * o for i, o in sizes) * itemsize)
+    inputs = workspace.inputs(itemsize)
+    return int(max(inputs * i + workspace.conv_outputs * o for i, o in sizes) * itemsize)
 
 
 def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace, has_shortcuts: bool) -> int:
@@ -76,7 +77,7 @@ def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace, ha
     convolution with the input of its residual block (and of its level, if that has a shortcut), and two copies of the
     image in three channels."""
     held = 2 if has_shortcuts else 1
-    return int(((held + workspace.conv_inputs + workspace.conv_outputs) * width + 2 * 3) * pixels * itemsize)
+    return int(((held + workspace.inputs(itemsize) + workspace.conv_outputs) * width + 2 * 3) * pixels * itemsize)
 
 
 def kept_bytes(width: int, counts: Sequence[int]) -> int:

@@ -30,7 +30,7 @@ class _Layer(NamedTuple):
     down: int = 1  # rows that it reads for one
 
 
-def _layers(config: Any, half: str) -> Iterator[_Layer]:
+def _layers(config: Any, half: str, itemsize: int = 4) -> Iterator[_Layer]:
     """Yield the layer of each level that takes most."""
     levels = config.scale.bit_length()
     if not isinstance(config, TinyVideoVAEConfig):
@@ -38,7 +38,8 @@ def _layers(config: Any, half: str) -> Iterator[_Layer]:
         yield from (_Layer(C, C, 0, C, 0.25**level) for level in range(levels))
     elif half == "encoder":
         C, first = config.width, config.pools[0]
-        yield _Layer(0, 0, (2 + first) * C, C, 1.0, 2)  # the frames beside each other, and the one of them
+        joined = first * C * (2 if itemsize == 2 else 1)  # the frames beside each other, in 16 bit twice
+        yield _Layer(0, 0, 2 * C + joined, C, 1.0, 2)
         for level in range(1, levels):
             frames = prod(config.pools[level:])
             yield _Layer(2 * frames * C, frames * C, frames * C, frames * C, 0.25**level)
@@ -62,17 +63,21 @@ def _peak(
     rows: int | None,
     own_memory: bool,
 ) -> int:
-    largest = 0.0
-    for layer in _layers(config, half):
+    largest, picture = 0.0, 0
+    ordered = workspace.ordered and itemsize == 2 and not isinstance(config, TinyVideoVAEConfig)
+    inputs, outputs = _INPUTS * workspace.inputs(itemsize), _OUTPUTS * workspace.conv_outputs
+    if ordered:  # no copies; the picture in float32 counts, twice before the encoder
+        inputs, outputs, picture = 1.0, 1.0, 3 * height * width * (4 if half == "decoder" else 8)
+    for layer in _layers(config, half, itemsize):
         whole_rows, columns = height * layer.share**0.5, width * layer.share**0.5
-        copies = _INPUTS * workspace.conv_inputs * layer.inputs + _OUTPUTS * workspace.conv_outputs * layer.outputs
+        copies = inputs * layer.inputs + outputs * layer.outputs + (layer.image if ordered else 0)
         if rows is None or rows >= whole_rows:
             largest = max(largest, whole_rows * columns * (copies + layer.beside))
             continue
         read = min(whole_rows, rows * layer.down + 2 * REACH)
         kept = rows if own_memory else whole_rows + rows / layer.down
         largest = max(largest, columns * (kept * layer.image + read * (copies + layer.beside)))
-    return int(max(largest * itemsize, 3 * height * width * _PIXELS))
+    return int(max(largest * itemsize + picture, 3 * height * width * _PIXELS))
 
 
 def decode_bytes(

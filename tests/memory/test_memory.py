@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from random_model import write
+from safetensors.numpy import save_file
+from support import tiny_autoencoder as tiny_vaes
 from support.opened_parts import open_part
 from support.parity_cases import MLX, TORCH, Twin
 from support.policies import FP32, FP64
@@ -26,6 +29,9 @@ from qwenimg.common.memory import bands, memory
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
+from qwenimg.common.networks.vaes.tiny_video_vae import TinyVideoVAEConfig
+from qwenimg.common.parts import tiny_memory
 from qwenimg.common.parts.vae import decodes
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys
@@ -113,6 +119,30 @@ print(json.dumps(found))
 ENCODE = DECODE.replace("decode(np.zeros((1, 16, 5, 3)", "encode(np.zeros((1, 3, 40, 24)")
 ENCODE = ENCODE.replace("(1, 16, height, width)", "(1, 3, height, width)").replace("vae.decode(", "vae.encode(")
 
+TINY_VAE = """
+from qwenimg.common.parts import tiny_vae
+from qwenimg.common.parts.vae import halves
+from qwenimg.common.precision.precision import parse
+
+path, side, policy = Path(sys.argv[2]), int(sys.argv[3]), parse(sys.argv[4], on_gpu=False, kind=KIND)
+part, loaded = tiny_vae.open_tiny(path), backends.load(backend)
+plans = halves(part.stored(policy))
+vaes = {half: loaded.open(part.network, part.config, plan, policy) for half, plan in plans.items()}
+rng = np.random.default_rng(0)
+z = rng.standard_normal((1, part.config.latent_channels, side, side)).astype(np.float32)
+x = rng.standard_normal((1, 3, 8 * side, 8 * side)).astype(np.float32)
+decode, encode = vaes["decoder"].decode, vaes["encoder"].encode
+decode(z[:, :, :4, :4])
+encode(x[:, :, :32, :32])
+found = []
+for rows in json.loads(sys.argv[5]):
+    for run, data in ((decode, z), (encode, x)):
+        before = reset()
+        run(data, rows)
+        found.append(peak() - before)
+print(json.dumps(found))
+"""
+
 ATTEND = """
 h, w, channels = 72, 72, 24
 qkv = np.random.default_rng(0).standard_normal((1, 3 * channels, h, w)).astype(np.float32)
@@ -191,6 +221,44 @@ def test_encode_peak_is_predicted(tmp_path: Path, backend: str) -> None:
     )
     print(f"{copies:.1f} times the first level's image")
     assert abs(predicted / whole - 1) <= NEAR
+
+
+TINY = {
+    "taesd": TinyVAEConfig(),
+    "taef2": TinyVAEConfig(latent_channels=32, pooled=True),
+    "taew2_1": TinyVideoVAEConfig(),
+}
+SIDES = {"cpu": 64, "mlx": 32}  # latents a side
+POLICIES = {"fp32": 4, "bf16,vae=bf16": 2}  # bytes of a value
+TINY_ROWS = (None, 64, 16)
+
+
+@linux
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
+def test_peaks_of_tiny_vaes_are_predicted(tmp_path: Path, backend: str, name: str, policy: str) -> None:
+    """Both halves, whole and in bands, of the published sizes."""
+    made, side, itemsize = TINY[name], SIDES[backend], POLICIES[policy]
+    if backend == "cpu" and itemsize == 2 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor widens bfloat16")
+    weights = tiny_vaes.weights(made)
+    if name == "taew2_1":
+        path = tmp_path / f"{name}.safetensors"
+        save_file(weights, path)
+    else:
+        path = tiny_vaes.write_authors(tmp_path, name, weights)
+    found = measured(TINY_VAE, backend, path, side, policy, json.dumps(TINY_ROWS))
+    workspace, far = twin_of(backend).engine.workspace, []
+    for rows, peaks in zip(TINY_ROWS, zip(found[::2], found[1::2], strict=True), strict=True):
+        decoding = tiny_memory.decode_bytes(made, side, side, itemsize, workspace, rows)
+        encoding = tiny_memory.encode_bytes(made, 8 * side, 8 * side, itemsize, workspace, rows)
+        for half, planned, peak in zip(("decoder", "encoder"), (decoding, encoding), peaks, strict=True):
+            ratio = planned / peak
+            print(f"{half}, rows {rows}: planned {planned / 1e6:.1f} MB, measured {peak / 1e6:.1f} ({ratio:.2f})")
+            far += [(half, rows)] if abs(ratio - 1) > NEAR else []
+    assert not far
 
 
 def test_higher_bands_take_more() -> None:
