@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from difflib import get_close_matches
 from itertools import chain
@@ -14,13 +15,14 @@ from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, NumericsError, UsageError
 from qwenimg.common.base.hf_cache import cache_folder, find_cached, is_offline
 from qwenimg.common.base.safe_files import is_file, is_folder, kind, open_regular
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import UPSCALERS, ModelFolders, entries_below
 from qwenimg.common.measure import exactness
 from qwenimg.common.parts.control_net import Encoders
+from qwenimg.common.parts.downloads import Download
 from qwenimg.common.parts.texts.embedding_file import MAX_BYTES, SUFFIXES
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Notify, Runtime
@@ -30,6 +32,26 @@ from qwenimg.common.upscaling.upscaling import Upscaling, policy
 WHERE = "such as RealESRGAN_x4plus.pth (67 MB, from github.com/xinntao/Real-ESRGAN/releases)"
 MAX_HASHED = 500  # files of embeddings, which have some kB each
 MAX_FP32_ERROR = 1e-5  # relative error of a product
+KNOWN_CONTROLS: tuple[Download, ...] = (*catalog.CONTROLS, *catalog.ADAPTERS)
+# By a word in the purpose of a known network: the words by which people call the kind of its pictures.
+_KINDS = by_name({
+    "pose": "openpose pose dwpose skeleton",
+    "depth": "depth midas zoe depthmap zoedepth",
+    "canny": "canny edge edges",
+    "soft": "softedge soft hed pidi pidinet",
+    "line": "lineart line lines mlsd",
+    "drawing": "scribble sketch drawing",
+    "normal": "normal normals normalmap normalbae",
+    "segments": "seg segment segments segmentation",
+    "tile": "tile",
+    "mask": "inpaint inpainting mask fill",
+    "face": "face faceid portrait",
+    "prompt": "ipadapter adapter reference style",
+})  # fmt: skip
+# What stands before a picture: for every network the preprocessor, and the kind for a network of several kinds.
+_MAKERS = {"canny": "canny", "drawing": "scribble"}
+_UNION_KINDS = {"pose": "openpose", "soft": "softedge", "line": "lineart", "segments": "segment", "mask": "inpaint"}
+_MOST_NAMED = 4  # networks in a message
 
 
 def named_control(name: str) -> Path | None:
@@ -39,29 +61,57 @@ def named_control(name: str) -> Path | None:
     return None if os.path.lexists(name) else find_cached(known.place if known else name)
 
 
-def find_control(name: str, folders: ModelFolders) -> Path:
+def find_control(
+    name: str, folders: ModelFolders, fitting: Callable[[], Sequence[Download]] = lambda: KNOWN_CONTROLS
+) -> Path:
     """Return the folder or file of the control network `name`: a path, a known name, a hub id or a file of one in the
-    cache, or a name in the folders of --models-dir. Raises ModelError."""
+    cache, or a name in the folders of --models-dir. fitting: returns the known networks for the model, which the
+    message about another name lists. Raises ModelError."""
     path = Path(home(name))
     if os.path.lexists(path) or kind(path) is not None:
         return path
-    lower, every = name.lower(), (*catalog.CONTROLS, *catalog.ADAPTERS)
-    known = next((one for one in every if lower == one.name or (one.is_alone and lower == one.repo.lower())), None)
+    lower = name.lower()
+    known = next(
+        (one for one in KNOWN_CONTROLS if lower == one.name or (one.is_alone and lower == one.repo.lower())), None
+    )
     if (cached := find_cached(known.place if known else name)) is not None:
         return cached
     if (known is None or known.is_ip_adapter) and (place := folders.locate(name, "control")) != name:
         return Path(place)
     shown = clean(name, 80)
     if known is None and "/" not in name:
-        near = get_close_matches(lower, [one.name for one in every], n=1) or [every[0].name]
-        raise ModelError(
-            f"--control {shown}: no such file or folder; known by name are {near[0]} and others: qwenimg models"
-        )
+        raise ModelError(f"--control {shown}: no such file or folder; {_meant(lower, fitting())}")
     size = f" ({size_text(known.bytes)}, {known.license})" if known else ""
     when = " with the network on" if is_offline() else ""
     where = clean(cache_folder(), 80)
     absent = "is not" if known else "no such file or folder, and not"
     raise ModelError(f"--control {shown}: {absent} in the cache {where}; get it{size}{when} by: qwenimg pull {shown}")
+
+
+def _meant(name: str, fitting: Sequence[Download]) -> str:
+    """Return the known networks that `name` may mean, a kind of picture or a misspelled name, and how to give them."""
+    kinds = [_KINDS[word] for word in re.split(r"[^a-z]+", name) if word in _KINDS]
+    if not kinds:
+        if near := get_close_matches(name, [one.name for one in fitting], n=1, cutoff=0.75):
+            return f"did you mean {near[0]}? All names: qwenimg models"
+        names = ", ".join(one.name for one in fitting[:_MOST_NAMED])
+        return f"known by name are {names}{' and others' * (len(fitting) > _MOST_NAMED)}: qwenimg models"
+    found = [one for one in fitting if re.search(rf"\b{kinds[-1]}", f"{one.name} {one.purpose}")]
+    if not found:
+        return "no network for such pictures is known for this model; all that are: qwenimg models"
+    here = next((one for one in found if find_cached(one.place)), None)
+    first = here or found[0]
+    pull = "" if here else f", after: qwenimg pull {first.name} ({size_text(first.bytes)})"
+    return f"give {_use(first, kinds[-1])}{pull}"
+
+
+def _use(one: Download, kind: str) -> str:
+    """Return how a known network is given for a `kind` of picture."""
+    if one.is_ip_adapter:
+        return f"--ip-adapter {one.name} --ip-image PICTURE"
+    several = _UNION_KINDS.get(kind, kind) if "KIND@" in one.purpose else ""
+    before = _MAKERS.get(kind, several)
+    return f"--control {one.name}={before}{'@' * bool(before)}PICTURE"
 
 
 def find_encoders(adapter: Path, model: Path, folders: ModelFolders, given: Path | None) -> Encoders:

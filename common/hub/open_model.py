@@ -13,10 +13,12 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import closed_on_error
 from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.family import ControlFiles
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.hub.network_search import (
+    KNOWN_CONTROLS,
     embeddings,
     find_control,
     find_embedding,
@@ -30,6 +32,7 @@ from qwenimg.common.hub.preview_vae import find_preview_vae
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.measure import exactness
 from qwenimg.common.parts.control_net import Controller, IPAdapter
+from qwenimg.common.parts.downloads import Download
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.models.inputs import OtherModels
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -194,9 +197,14 @@ def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, 
         return Controls(refusal=f"control networks are for {able}, and the model is {family.title}")
     control, published = family.control, family.control.published if planned else None
 
+    @cache
+    def fitting() -> tuple[Download, ...]:
+        every = [(one, net) for one in KNOWN_CONTROLS if (net := control.published(one.name)) is not None]
+        return tuple(one for one, net in every if _is_for(control, one.name, net, checkpoint)) or KNOWN_CONTROLS
+
     def find(name: str) -> Path:
         try:
-            return find_control(name, folders)
+            return find_control(name, folders, fitting)
         except ModelError:
             if published is None or published(name) is None:
                 raise
@@ -213,6 +221,14 @@ def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, 
             return control.with_encoder(net, find_encoders(net.path, checkpoint.source, folders, encoder))
 
     return Controls(opened_net, find)
+
+
+def _is_for(control: ControlFiles, name: str, net: Controller, checkpoint: Checkpoint) -> bool:
+    try:
+        control.check_published(name, net, checkpoint)
+    except ModelError:
+        return False
+    return True
 
 
 def _embeddings(model: OpenModel, folders: ModelFolders) -> Embeddings:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.jobs.image_options import (
     SIZES,
     TEXT_OPTIONS,
@@ -35,6 +36,20 @@ FILES = (
     "upscale_with",
 )  # options whose values may name files of one machine
 _WITHOUT = ("num_images",)
+# What most grids compare, for the message about another name
+_USUAL = (
+    "prompt", "steps", "guidance", "seed", "sampler", "schedule", "strength", "size", "lora", "variation", "few-steps",
+    "clip-skip", "negative-prompt", "hires",
+)  # fmt: skip
+# Words of other programs' axes that are like no name here
+_FOREIGN = by_name({
+    "all cells have one model; run the grid once for each":
+        "model models checkpoint ckpt vae backend precision quantize",
+    "a cell is one picture; give seeds, as seed=1-4": "num-images n batch-size batch-count count",
+    "did you mean strength?": "denoise denoising denoising-strength",
+    "did you mean prompt?": "prompt-s/r prompt-sr search-replace text",
+    "did you mean schedule?": "scheduler schedule-type noise-schedule",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +108,20 @@ def parse_axis(flag: str, text: str, *, files: bool = True) -> Axis:
 
 
 def _option(name: str, shown: str) -> Option:
-    plain_name = name.lstrip("-").replace("_", "-")
+    plain_name = name.lower().lstrip("-").replace("_", "-").replace(" ", "-")
     for one in TEXT_OPTIONS.values():
         if one.name not in _WITHOUT and plain_name in (one.dashed, *one.aliases, "seeds" if one.name == "seed" else ""):
             return one
-    raise UsageError(f"{shown}: {clean(name, 40)!r} is no option of a picture that a grid can compare")
+    raise UsageError(f"{shown}: no option of a picture that a grid compares: {_meant(plain_name)}")
+
+
+def _meant(name: str) -> str:
+    names = [known for one in TEXT_OPTIONS.values() if one.name not in _WITHOUT for known in (one.dashed, *one.aliases)]
+    if (advice := _FOREIGN.get(name)) is not None:
+        return advice
+    if near := get_close_matches(name[:100], names, n=1, cutoff=0.75):
+        return f"did you mean {near[0]}?"
+    return f"there are {', '.join(_USUAL)}; all: qwenimg grid --help"
 
 
 def _seeds(values: list[str], shown: str) -> list[str]:

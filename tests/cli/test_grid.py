@@ -15,6 +15,7 @@ from support.cli_runner import Library, cli
 from support.processes import listing, pixels, qwenimg, start
 
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
+from qwenimg.common.jobs import axes
 from qwenimg.common.jobs.axes import KEY, MOST_CELLS, Grid, from_text, parse_axis, to_text
 from qwenimg.common.jobs.grid_sheet import MAX_PIXELS, grid_png
 from qwenimg.common.pictures.labelled_sheet import MARGIN
@@ -111,6 +112,22 @@ REFUSED = [
 def test_axes_are_refused_before_a_model_is_looked_for(library: Library, args: list[str], what: str) -> None:
     cli("grid", PROMPT, "-m", "nowhere.safetensors", *args).refused(2, what)
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(("name", "what"), [
+    ("samplr", "did you mean sampler?"),
+    ("Denoising", "did you mean strength?"),
+    ("Prompt S/R", "did you mean prompt?"),
+    ("model", "all cells have one model; run the grid once for each"),
+    ("num_images", "a cell is one picture; give seeds, as seed=1-4"),
+    ("foo", "there are prompt, steps, guidance, seed,"),
+    ("💥", "all: qwenimg grid --help"),
+    ("a" * 7000, "all: qwenimg grid --help"),
+])  # fmt: skip
+def test_an_unknown_axis_is_answered_with_those_that_there_are(library: Library, name: str, what: str) -> None:
+    cli("grid", "a ring", "--x", f"{name}=1,2").refused(2, "no option of a picture that a grid compares", what)
+    assert all(axes._option(one, "").dashed == one for one in axes._USUAL)
+    assert axes._option("CFG Scale", "").name == "guidance"
 
 
 def test_words_are_replaced_and_labels_stand_under_cells() -> None:

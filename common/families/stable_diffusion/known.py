@@ -80,6 +80,7 @@ _for_sdxl = partial(
     controls="stable-diffusion",
 )
 _union = partial(_for_sdxl, bytes=2_510_000_000, license="Apache-2.0")
+_OF_KINDS = "--control by KIND@PICTURE: a pose, depth, canny or soft edges, lines, a drawing, normals, segments"
 SDXL_CONTROLS = "sdxl-controlnet-"  # the start of their names
 CONTROLS = (
     *(
@@ -102,12 +103,12 @@ CONTROLS = (
     _union(
         name=f"{SDXL_CONTROLS}union",
         repo="xinsir/controlnet-union-sdxl-1.0",
-        purpose="--control by pictures of six kinds",
+        purpose=_OF_KINDS,
     ),
     _union(
         name=f"{SDXL_CONTROLS}union-promax",
         repo="brad-twinkl/controlnet-union-sdxl-1.0-promax",
-        purpose="--control by pictures of eight kinds, tile and inpaint among them",
+        purpose=f"{_OF_KINDS}, tile; with --mask, inpaint",
     ),
 )
 SDXL_ADAPTER = "sdxl"  # in their names
