@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures import input_pixels
 from qwenimg.common.pictures.input import MAX_PIXELS, MAX_SIDE
@@ -23,9 +23,9 @@ def srgb(name: str, picture: Image) -> tuple[Uint8, list[str]]:
     return _converted(name, picture, input_pixels.srgb)
 
 
-def grey(name: str, picture: Image) -> tuple[Uint8, list[str]]:
-    """Return `picture` as uint8 [H, W], and lines as `srgb` does. Raises UsageError."""
-    return _converted(name, picture, input_pixels.grey)
+def mask(name: str, picture: Image) -> tuple[Uint8, list[str]]:
+    """Return the mask that `picture` shows as uint8 [H, W], and lines as `srgb` does. Raises UsageError."""
+    return _converted(name, picture, input_pixels.mask)
 
 
 def fitted(name: str, mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:
@@ -43,6 +43,8 @@ def _converted(
         raise UsageError(f"{name} is {width}x{height}; expected at least one pixel and at most {limit}")
     try:
         pixels, notes = convert(picture)
+    except ModelError as error:
+        raise UsageError(f"{name} {error}") from None
     # An image that was opened and not loaded is decoded here, and Pillow's decoders raise errors of many types.
     except Exception as error:
         raise UsageError(f"{name} is a PIL image that cannot be read: {clean(error, 80)}") from None

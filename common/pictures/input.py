@@ -53,11 +53,15 @@ def read_size(source: Path | OpenFile) -> tuple[int, int]:
 
 def read_mask(source: Path | OpenFile, like: Uint8, *, transparent: bool = False) -> tuple[Uint8, list[str]]:
     """Read the mask at a path, or in an open file, as uint8 [H, W], at the size of the image `like`, with lines as from
-    `read_image`. White is regenerated, black is kept; with `transparent` it is the transparent parts that are
-    regenerated, whatever their colour. Raises ModelError."""
+    `read_image`. White is regenerated, black is kept, and transparency is read as `input_pixels.mask` says; with
+    `transparent` it is the transparent parts that are regenerated, whatever their colour. Raises ModelError."""
+    path = source if isinstance(source, Path) else source.path
 
     def decode(picture: Image) -> tuple[Uint8, list[str]]:
-        mask, notes = (input_pixels.transparent if transparent else input_pixels.grey)(picture)
+        try:
+            mask, notes = (input_pixels.transparent if transparent else input_pixels.mask)(picture)
+        except ModelError as error:
+            raise bad(path, str(error)) from None
         mask, more = input_pixels.fitted(mask, like)
         return mask, notes + more
 

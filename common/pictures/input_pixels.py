@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 SEVERAL = "has several pictures (an animation, pages, or views); the first is taken"
 MAX_PROFILE = 4 << 20  # bytes
+# Of a mask with transparency
+OPAQUE = 250  # alpha from which on a pixel's colour counts
+ALIKE = 32  # of 255: values that differ by no more are one colour, such as a brush's
+TWO_TONES = 0.9  # the share of black and white from which on an image is no picture
+_CLEAR = "paint white what is drawn anew, on black"
 ORIENTATION = 0x0112  # EXIF's tag
 _TURNED: dict[int, Callable[[Uint8], Uint8]] = {
     2: lambda a: a[:, ::-1],
@@ -61,25 +66,68 @@ def srgb(picture: Image) -> tuple[Uint8, list[str]]:
     return _upright(picture, pixels[..., :3] if opaque else pixels), notes
 
 
-def grey(picture: Image) -> tuple[Uint8, list[str]]:
-    """Return the image as [H, W], upright, and the lines. Transparency and colour profiles are ignored."""
+def mask(picture: Image) -> tuple[Uint8, list[str]]:
+    """Return the mask that an image shows, [H, W], upright, and the lines: white is drawn anew. Without transparency it
+    is the image in grey, its colour profile ignored. With it, what is opaque says which part is meant: paint of one
+    colour is drawn anew; in a picture, or where black covers most, the hole is. Raises ModelError where it is not
+    clear."""
     notes = _about(picture)
     if picture.mode not in ("1", "L") and not picture.mode.startswith("I"):
         notes.append("is taken as grey")
-    pixels = np.empty((picture.height, picture.width), np.uint8)
+    shape = picture.height, picture.width
+    pixels, alpha, seen = np.empty(shape, np.uint8), np.full(shape, 255, np.uint8), _Seen()
     for top in range(0, picture.height, ROWS):
         strip = _eight_bits(_strip(picture, top))
-        if strip.mode in ("RGBA", "LA", "PA", "P"):
-            strip = strip.convert("RGBA").convert("RGB")
+        if strip.mode in ("RGBA", "LA", "PA", "La", "RGBa", "P") or "transparency" in strip.info:
+            layer = strip.convert("RGBA")
+            alpha[top : top + ROWS] = np.asarray(layer.getchannel("A"))
+            strip = layer.convert("RGB")
+            seen.add(np.asarray(strip), alpha[top : top + ROWS])
         pixels[top : top + ROWS] = np.asarray(strip.convert("L"))
+    if int(alpha.min()) < OPAQUE:
+        pixels, line = seen.meant(alpha)
+        notes = [*(note for note in notes if note != "is taken as grey"), line]
     return _upright(picture, pixels), notes
+
+
+class _Seen:
+    """The colours of the opaque pixels of a mask, strip by strip."""
+
+    def __init__(self) -> None:
+        self.count = self.pixels = self.light = self.dark = 0
+        self.least, self.most = np.full(3, 255, np.uint8), np.zeros(3, np.uint8)
+
+    def add(self, colours: Uint8, alpha: Uint8) -> None:
+        opaque = colours[alpha >= OPAQUE]
+        self.pixels += alpha.size
+        if not len(opaque):
+            return
+        self.count += len(opaque)
+        self.least, self.most = np.minimum(self.least, opaque.min(axis=0)), np.maximum(self.most, opaque.max(axis=0))
+        self.light += int((opaque.min(axis=1) >= 255 - ALIKE).sum())
+        self.dark += int((opaque.max(axis=1) <= ALIKE).sum())
+
+    def meant(self, alpha: Uint8) -> tuple[Uint8, str]:
+        """Return the mask and a line that says how it was read. Raises ModelError where it is not clear."""
+        if not self.count:
+            raise ModelError(f"is transparent all over, or in part: no opaque part shows what is meant; {_CLEAR}")
+        one_colour = int((self.most.astype(int) - self.least).max()) <= ALIKE
+        is_black, covers_most = int(self.most.max()) <= 2 * ALIKE, 2 * self.count > self.pixels
+        if one_colour and (self.light == self.count or not (is_black or covers_most)):
+            return alpha, "is paint on a transparent ground: the paint is drawn anew"
+        if one_colour and is_black != covers_most:
+            what = "black paint" if is_black else "paint of one colour over most of it"
+            raise ModelError(f"is {what}, on a transparent ground: which of them is drawn anew is not clear; {_CLEAR}")
+        if not one_colour and self.light and self.dark and self.light + self.dark > TWO_TONES * self.count:
+            raise ModelError(f"has black, white and transparent parts: which are drawn anew is not clear; {_CLEAR}")
+        return 255 - alpha, "has a transparent hole: the hole is drawn anew"
 
 
 def transparent(picture: Image) -> tuple[Uint8, list[str]]:
     """Return 255 where the image is transparent and 0 where it is opaque, [H, W], upright, and the lines. Raises
     ModelError for an image without transparency."""
     if "A" not in picture.mode and "transparency" not in picture.info:
-        raise ModelError("the mask has no transparency: what is drawn anew must be transparent in it")
+        raise ModelError("has no transparency: what is drawn anew must be transparent in it")
     pixels = np.empty((picture.height, picture.width), np.uint8)
     for top in range(0, picture.height, ROWS):
         pixels[top : top + ROWS] = 255 - np.asarray(_strip(picture, top).convert("RGBA").getchannel("A"))

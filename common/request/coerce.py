@@ -122,7 +122,7 @@ def _mask(value: object, image: object) -> tuple[object, list[str]]:
         grey = value.dtype == np.uint8 and value.ndim == 2 and value.size  # the request refuses another
         return in_memory.fitted("mask", value, image) if grey else (value, [])
     if _is_pil(value):
-        mask, notes = in_memory.grey("mask", value)  # type: ignore[arg-type]
+        mask, notes = in_memory.mask("mask", value)  # type: ignore[arg-type]
         mask, more = in_memory.fitted("mask", mask, image)
         return mask, notes + more
     return input.read_mask(_file("mask", value), image)

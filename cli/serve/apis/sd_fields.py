@@ -95,7 +95,10 @@ PICTURE = (
     FieldRow(names=("enable_hr",), values=(False,)),
     FieldRow(names=("init_images",), done="one picture, or for models that see several at most 16"),
     FieldRow(names=("denoising_strength",), done="as there"),
-    FieldRow(names=("mask",), done="white is drawn anew; its colours count, not its transparency"),
+    FieldRow(
+        names=("mask",),
+        done="white is drawn anew, or paint of one colour on a transparent ground, or a transparent hole in a picture",
+    ),
     FieldRow(names=("mask_blur", "mask_blur_x", "mask_blur_y"), done="as there (4); x and y have to be the same"),
     FieldRow(
         names=("inpainting_fill",), done="as there: 0 fill (without it), 1 original, 2 latent noise, 3 latent nothing"
