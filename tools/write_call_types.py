@@ -1,5 +1,5 @@
-"""Writes the keywords that type checkers and editors show: of a call of a pipeline in common/request/call_types.py, and
-of `qwenimg.load`, with their documentation, in src/qwenimg/__init__.py.
+"""Writes the keywords that type checkers and editors show: of a call of a pipeline in common/request/call_types.py, of
+`qwenimg.load`, with their documentation, in src/qwenimg/__init__.py, and of the classes of `qwenimg.diffusers`.
 
 python tools/write_call_types.py
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from qwenimg.common.families.load_options import LOAD_OPTIONS, LoadOptions
 from qwenimg.common.request.family_options import FamilyOptions
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
+from qwenimg.diffusers.keywords import PROMPTS
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "common" / "request" / "call_types.py"
@@ -47,6 +49,87 @@ def text() -> str:
     plain = {one.name: str(one.type).removesuffix(" | None") for one in (*fields(Request), *fields(FamilyOptions))}
     types = {name: one.python or plain[one.field] for name, one in OPTIONS.items()}
     return HEAD + "".join(f"    {name}: {kind} | None\n" for name, kind in types.items() if name != "prompt")
+
+
+# qwenimg.diffusers
+
+DIFFUSERS = ROOT / "src" / "qwenimg" / "diffusers" / "call_types.py"
+_SEEN = "Pictures | Tensor | NDArray[np.floating]"
+# diffusers' keywords; a call of `qwenimg.load`'s pipeline has the others
+THEIRS = {
+    **dict.fromkeys(("prompt", "negative_prompt", *PROMPTS), "str | Sequence[str]"),
+    **dict.fromkeys(("height", "width", "num_inference_steps", "num_images_per_prompt", "clip_skip"), "int"),
+    **dict.fromkeys(("padding_mask_crop", "layers", "max_sequence_length"), "int"),
+    **dict.fromkeys(("guidance_scale", "true_cfg_scale", "guidance_rescale", "strength", "cfg_truncation"), "float"),
+    **dict.fromkeys(("cfg_normalization", "skip_layer_guidance_scale"), "float"),
+    **dict.fromkeys(("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs"), "Mapping[str, float]"),
+    "image": _SEEN,
+    "mask_image": f"Picture | {_SEEN.partition(' | ')[2]}",
+    "generator": "Generator | int | Sequence[Generator | int]",
+    "latents": "Tensor | NDArray[np.floating]",
+    "skip_guidance_layers": "Sequence[int]",
+    "use_en_prompt": "bool",
+    "callback_on_step_end": "Callable[..., Mapping[str, object] | None]",
+    "callback_on_step_end_tensor_inputs": "Sequence[str]",
+}
+_LOADED = {
+    **dict.fromkeys(("torch_dtype", "dtype"), "object"),
+    **dict.fromkeys(("local_files_only", "use_safetensors"), "bool"),
+    "scheduler": "object",
+    "notify": "Callable[[str, str], None]",
+}
+DIFFUSERS_HEAD = '''\
+"""The keywords of the classes of `qwenimg.diffusers`, for type checkers and editors.
+
+Written by tools/write_call_types.py, for type checkers, which run nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.families.load_options import Prediction
+from qwenimg.common.request.coerce import Controls, Embeddings, Loras, Picture, Pictures
+
+
+class Tensor(Protocol):
+    """A tensor of torch."""
+
+    def detach(self) -> Any: ...
+
+
+class Generator(Protocol):
+    """A torch.Generator."""
+
+    def initial_seed(self) -> int: ...
+
+
+'''
+
+
+def diffusers_text() -> str:
+    """Return the file of the keywords of `qwenimg.diffusers`."""
+    own = dict(re.findall(r"^    (\w+): (.*) \| None$", text(), re.MULTILINE))
+    loads = {one.name: str(one.type).removesuffix(" | None") for one in fields(LoadOptions)}
+    loads = {name: (LOAD_OPTIONS[name].python or loads[name]).removesuffix(" | None") for name in LOAD_OPTIONS}
+    loads.pop("model")
+    call = _typed(
+        "CallKeywords", "A call: diffusers' keywords, then the other options of a call here.", own | THEIRS, THEIRS
+    )
+    loaded = _typed(
+        "LoadKeywords", "`from_pretrained`: those of diffusers, then of `qwenimg.load`.", loads | _LOADED, _LOADED
+    )
+    return f"{DIFFUSERS_HEAD}{call}\n\n{loaded}"
+
+
+def _typed(name: str, about: str, types: dict[str, str], first: Iterable[str]) -> str:
+    lines = [f"    {key}: {types[key]} | None\n" for key in dict.fromkeys((*first, *types))]
+    return f'class {name}(TypedDict, total=False):\n    """{about}"""\n\n' + "".join(lines)
 
 
 # qwenimg.load
@@ -86,4 +169,5 @@ def _documented(one: Option) -> str:
 
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
+    DIFFUSERS.write_text(diffusers_text(), encoding="utf-8")
     LOAD.write_text(load_text(LOAD.read_text(encoding="utf-8")), encoding="utf-8")

@@ -66,3 +66,46 @@ def test_the_python_of_every_page_passes_mypy(folder: Path) -> None:
 def test_mypy_knows_what_a_call_takes(folder: Path, code: str, told: str) -> None:
     # a file for each: to mypy's cache, one that is written again within a second with the same size is the same
     assert told in strict(folder, {f"wrong_{len([*folder.glob('page_wrong_*')])}": HEAD + code + "\n"})
+
+
+SCRIPT = """
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+import qwenimg
+from qwenimg.diffusers import EulerDiscreteScheduler, QwenImageLayeredPipeline, QwenImagePipeline
+from qwenimg.diffusers import StableDiffusionXLImg2ImgPipeline as Img2Img
+
+pipe = QwenImagePipeline.from_pretrained("Qwen/Qwen-Image", torch_dtype="bfloat16", quantize=8).to("mps")
+pipe.enable_model_cpu_offload()
+made = pipe("a cat", num_inference_steps=4, true_cfg_scale=4.0, negative_prompt=" ", generator=7)
+image: Image.Image = made.images[0]
+result: qwenimg.Result = made.results[0]
+array: NDArray[np.float32] = pipe(["a cat", "a dog"], output_type="np", seed=3).images
+first: list[Image.Image] = pipe("a cat", return_dict=False)[0]
+layer: Image.Image = QwenImageLayeredPipeline.from_pretrained(Path("layered"))(image).images[0][1]
+other: Img2Img = Img2Img.from_pipe(pipe)
+again = other("a dog", image=array[0], strength=0.4)
+other.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, use_karras_sigmas=True)
+other.load_lora_weights("styles", weight_name="ink.safetensors")
+other.set_adapters("ink", 0.7)
+"""
+
+
+@pytest.mark.sample(1)
+def test_mypy_knows_the_names_of_diffusers(folder: Path) -> None:
+    assert "Success: no issues found" in strict(folder, {"diffusers": SCRIPT})
+    wrong = {
+        'pipe("x", num_inference_stps=4)': "did you mean",
+        'pipe("x", width="8")': "[call-overload]",
+        'pipe("x").images.size': "[attr-defined]",
+        "from qwenimg.diffusers import NoSuchPipeline": "[attr-defined]",
+        'QwenImagePipeline.from_pretrained("x", quantise=8)': "Unexpected keyword",
+    }
+    lines = strict(folder, {"wrong_diffusers": SCRIPT + "\n".join(wrong) + "\n"}).splitlines()
+    for number, (code, told) in enumerate(wrong.items(), 1 + SCRIPT.count("\n")):
+        found = [line for line in lines if line.startswith(f"page_wrong_diffusers.py:{number}: error")]
+        assert any(told in line for line in found), (code, found)

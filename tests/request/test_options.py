@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 import write_call_types
 from support.rules import ROOT, sources
 
+import qwenimg.diffusers
 from qwenimg.cli import config
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.main import run
@@ -27,6 +29,8 @@ from qwenimg.common.request import names
 from qwenimg.common.request.family_options import FAMILY_OPTIONS
 from qwenimg.common.request.option import Option, no_effect, recorded
 from qwenimg.common.request.request import OPTIONS, Request, request_of
+from qwenimg.diffusers import keywords
+from qwenimg.diffusers.call_types import CallKeywords
 
 # A new option
 
@@ -43,6 +47,7 @@ import json, sys
 from pathlib import Path
 import qwenimg
 from support.fake_pipeline import FakePipeline
+import qwenimg.diffusers
 from qwenimg.cli import config
 from qwenimg.cli.main import run
 from qwenimg.common.request.call_options import check_names
@@ -172,9 +177,22 @@ def test_texts_are_parsed_where_they_enter() -> None:
 
 
 def test_the_keywords_for_type_checkers_are_those_of_the_request() -> None:
-    assert write_call_types.FILE.read_text(encoding="utf-8") == write_call_types.text(), (
+    written = {
+        write_call_types.FILE: write_call_types.text(),
+        write_call_types.DIFFUSERS: write_call_types.diffusers_text(),
+    }
+    assert all(file.read_text(encoding="utf-8") == text for file, text in written.items()), (
         "run: python tools/write_call_types.py"
     )
+
+
+def test_the_types_of_the_names_of_diffusers_are_those_that_there_are() -> None:
+    tree = ast.parse(Path(qwenimg.diffusers.__file__).read_text(encoding="utf-8"))
+    declared = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert sorted(declared) == dir(qwenimg.diffusers)
+    mapped = {*keywords.SAME, *keywords._OWN, *keywords._SCALES, *keywords.PROMPTS, *OPTIONS}
+    others = {"max_sequence_length", "skip_guidance_layers", "use_en_prompt"}
+    assert CallKeywords.__annotations__.keys() == (mapped | others) - {"output_type", "return_dict"}
 
 
 # One rule for each thing

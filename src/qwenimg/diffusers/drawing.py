@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,12 @@ from qwenimg.common.sampling.table import SAMPLERS
 from qwenimg.diffusers import generators, keywords, opening, pictures, pipelines, schedulers
 from qwenimg.diffusers.adapters import Adapters
 from qwenimg.diffusers.pipelines import Row
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from qwenimg.common.request.coerce import Pictures
+    from qwenimg.diffusers.call_types import CallKeywords, LoadKeywords, Tensor
 
 # Methods that change nothing here, and why
 NO_OPS = by_name({
@@ -58,13 +64,17 @@ MISSING = by_name({
 _FRESH = "give a list of fresh torch.Generator().manual_seed(n), one for each picture, for a recipe that does"
 PARTS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
 Shape: TypeAlias = tuple[int, ...]
+Array: TypeAlias = NDArray[np.float32]
+Picture = TypeVar("Picture")
+"""A PIL image, or a list of them for a model that makes layers."""
+Images = TypeVar("Images", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class Output(Generic[Images]):
     """The pictures of a call. `results` has each with its recipe and its seed, to save it: results[0].save(path)."""
 
-    images: Any  # a list of PIL images, or of such lists for layers; an array [N, H, W, 3] in 0..1 for "np"
+    images: Images  # a list of PIL images, or of such lists for layers; an array [N, H, W, 3] in 0..1 for "np"
     results: list[Result]
     nsfw_content_detected: None = None
 
@@ -72,7 +82,7 @@ class Output:
         return (self.images, self.nsfw_content_detected)[index]
 
 
-class DrawingPipeline:
+class DrawingPipeline(Generic[Picture]):
     """A model on a backend, called with the keywords of diffusers."""
 
     name: ClassVar[str] = ""
@@ -86,7 +96,7 @@ class DrawingPipeline:
         self._warned: set[str] = set()
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, **asked: Any) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **asked: Unpack[LoadKeywords]) -> Self:
         """Open a folder, a known model's name or a pulled hub id. Keywords: those of diffusers and of `qwenimg.load`.
         Raises QwenimgError."""
         options, scheduler = opening.load_options(cls.name, pretrained_model_name_or_path, asked)
@@ -101,12 +111,12 @@ class DrawingPipeline:
         return made
 
     @classmethod
-    def from_single_file(cls, pretrained_model_link_or_path: Any, **asked: Any) -> Self:
+    def from_single_file(cls, pretrained_model_link_or_path: str | Path, **asked: Unpack[LoadKeywords]) -> Self:
         """Open a model in one file, as `from_pretrained`."""
         return cls.from_pretrained(pretrained_model_link_or_path, **asked)
 
     @classmethod
-    def from_pipe(cls, pipe: Any, **asked: Any) -> Self:
+    def from_pipe(cls, pipe: DrawingPipeline[Any] | Pipeline, **asked: Any) -> Self:
         """Return a pipeline of this class with the model of another one, which both then use."""
         if asked:
             raise UsageError(
@@ -128,6 +138,42 @@ class DrawingPipeline:
         return made  # type: ignore[no-any-return]
 
     # A call
+
+    @overload
+    def __call__(
+        self,
+        *positional: str | Sequence[str] | Pictures | Tensor,
+        output_type: Literal["np"],
+        return_dict: Literal[True] = True,
+        **asked: Unpack[CallKeywords],
+    ) -> Output[Array]: ...
+
+    @overload
+    def __call__(
+        self,
+        *positional: str | Sequence[str] | Pictures | Tensor,
+        output_type: Literal["pil"] | None = None,
+        return_dict: Literal[True] = True,
+        **asked: Unpack[CallKeywords],
+    ) -> Output[list[Picture]]: ...
+
+    @overload
+    def __call__(
+        self,
+        *positional: str | Sequence[str] | Pictures | Tensor,
+        output_type: Literal["np"],
+        return_dict: Literal[False],
+        **asked: Unpack[CallKeywords],
+    ) -> tuple[Array, None]: ...
+
+    @overload
+    def __call__(
+        self,
+        *positional: str | Sequence[str] | Pictures | Tensor,
+        output_type: Literal["pil"] | None = None,
+        return_dict: Literal[False],
+        **asked: Unpack[CallKeywords],
+    ) -> tuple[list[Picture], None]: ...
 
     def __call__(self, *positional: Any, **asked: Any) -> Any:
         """Draw, with the keywords of diffusers' class of this name, and the options of `qwenimg.load(...)`'s call.
@@ -283,7 +329,7 @@ class DrawingPipeline:
 
     # LoRAs
 
-    def load_lora_weights(self, pretrained_model_name_or_path_or_dict: Any, **asked: Any) -> None:
+    def load_lora_weights(self, pretrained_model_name_or_path_or_dict: str | Path, **asked: Any) -> None:
         """Add a LoRA: a file, a folder, or a hub id that was pulled. Its values are read when a picture is drawn.
         Raises UsageError, and ModelError for one that is not here or does not fit the model."""
         before = dict(self._adapters.weights)
@@ -296,7 +342,9 @@ class DrawingPipeline:
             self._adapters.weights = before
             raise
 
-    def set_adapters(self, adapter_names: Any, adapter_weights: Any = None) -> None:
+    def set_adapters(
+        self, adapter_names: str | Sequence[str], adapter_weights: float | Sequence[float | None] | None = None
+    ) -> None:
         self._adapters.set(adapter_names, adapter_weights)
 
     def get_active_adapters(self) -> list[str]:
@@ -306,7 +354,7 @@ class DrawingPipeline:
         part = "unet" if self._pipe.family == "stable-diffusion" else "transformer"
         return {part: list(self._adapters.files)} if self._adapters.files else {}
 
-    def delete_adapters(self, adapter_names: Any) -> None:
+    def delete_adapters(self, adapter_names: str | Sequence[str]) -> None:
         self._adapters.delete(adapter_names)
 
     def disable_lora(self) -> None:
@@ -329,7 +377,12 @@ class DrawingPipeline:
 
     # Textual inversion
 
-    def load_textual_inversion(self, pretrained_model_name_or_path: Any, token: Any = None, **asked: Any) -> None:
+    def load_textual_inversion(
+        self,
+        pretrained_model_name_or_path: str | Path | Sequence[str | Path],
+        token: str | Sequence[str] | None = None,
+        **asked: Any,
+    ) -> None:
         """Add an embedding: a file, a folder, or a hub id that was pulled, or a list of these, whose token, or else its
         own or its name, stands in prompts. Raises UsageError, and ModelError for one that is not here or does not fit
         the model."""
@@ -339,7 +392,9 @@ class DrawingPipeline:
         kept = [one for one in self._adapters.embeddings if not one.name or one.name not in names]
         self._adapters.embeddings = [*kept, *added]
 
-    def unload_textual_inversion(self, tokens: Any = None, tokenizer: Any = None, text_encoder: Any = None) -> None:
+    def unload_textual_inversion(
+        self, tokens: str | Sequence[str] | None = None, tokenizer: Any = None, text_encoder: Any = None
+    ) -> None:
         """Forget all embeddings, or those of `tokens`."""
         names = [tokens] if isinstance(tokens, str) else tokens
         kept = [one for one in self._adapters.embeddings if names is not None and one.name not in names]
@@ -348,13 +403,13 @@ class DrawingPipeline:
     # What there is
 
     @property
-    def scheduler(self) -> Any:
+    def scheduler(self) -> schedulers.Scheduler:
         """The scheduler; set it to X.from_config(pipe.scheduler.config)."""
         checkpoint = self._pipe.checkpoint
         return self._scheduler or schedulers.of_model(None if checkpoint is None else checkpoint.scheduler)
 
     @scheduler.setter
-    def scheduler(self, scheduler: Any) -> None:
+    def scheduler(self, scheduler: object) -> None:  # of diffusers too
         checkpoint = self._pipe.checkpoint
         schedulers.options(scheduler, None if checkpoint is None else checkpoint.scheduler)  # for its errors
         self._scheduler = scheduler
@@ -416,7 +471,7 @@ class DrawingPipeline:
 class Part:
     """A part of a pipeline, such as its VAE, whose methods change nothing here."""
 
-    def __init__(self, pipe: DrawingPipeline, name: str) -> None:
+    def __init__(self, pipe: DrawingPipeline[Any], name: str) -> None:
         self._owner, self._name = pipe, name
 
     def to(self, *places: Any, **named: Any) -> Self:
@@ -441,7 +496,7 @@ _ANNOUNCED = ("clip_skip", "lora", "lora_mode", "image", "embedding")
 
 
 @cache
-def pipeline_class(name: str) -> type[DrawingPipeline]:
+def pipeline_class(name: str) -> type[DrawingPipeline[Any]]:
     """Return the class with a name of `pipelines.ROWS` or `pipelines.AUTO`."""
     row = pipelines.ROWS.get(name)
     about = "A class that becomes that of its model" if row is None else f"diffusers' {name} with the models here"
