@@ -31,12 +31,12 @@ def tiny_image_encoder(seed: int = 31, **changes: Any) -> torch.nn.Module:
     return model.eval()
 
 
-def cross_attentions(kind: str) -> list[int]:
-    """The channels of a UNet's cross attentions as diffusers lists its processors."""
+def cross_attentions(config: Mapping[str, Any]) -> list[int]:
+    """The channels of the cross attentions of a UNet with this `config`, as diffusers lists its processors."""
     from diffusers import UNet2DConditionModel
 
     with torch.device("meta"):
-        unet = UNet2DConditionModel(**_SMALL | UNETS[kind])
+        unet = UNet2DConditionModel.from_config(config)
     parts = dict(unet.named_modules())
     names = [name.removesuffix(".processor") for name in unet.attn_processors]
     return [parts[name].to_k.weight.shape[0] for name in names if name.endswith("attn2")]
@@ -72,7 +72,7 @@ def tensors(base: str, kind: str = "base", seed: int = 41) -> dict[str, torch.Te
     """The tensors of an adapter for the tiny model `base`, by their names in published files."""
     text, generator = UNETS[base]["cross_attention_dim"], torch.Generator().manual_seed(seed)
     shapes = {f"image_proj.{name}": shape for name, shape in _projection(kind, text).items()}
-    for i, width in enumerate(cross_attentions(base)):
+    for i, width in enumerate(cross_attentions(_SMALL | UNETS[base])):
         shapes |= {f"ip_adapter.{2 * i + 1}.to_{name}_ip.weight": (width, text) for name in "kv"}
     made = {}
     for name, shape in shapes.items():
