@@ -46,7 +46,8 @@ def _row(known: KnownModel) -> tuple[str, ...]:
     size = f"{known.width}x{known.height}"
     download = size_text(known.bytes) if known.bytes else "comes with qwenimg"
     with closing(_planned(known, MUCH)) as pipe:
-        model, request = pipe.model, pipe.check(PROMPT, image=np.full((1024, 1024, 3), HALF, np.uint8), strength=1)
+        picture = {"image": np.full((1024, 1024, 3), HALF, np.uint8)}
+        model, request = pipe.model, pipe.check(PROMPT, **pipe.model.inputs.placeholder() | picture, strength=1)
         sees = model.inputs.seen(request) or model.inputs.mask.is_input
         edits, control, loras = (
             "yes" if has else "no" for has in (sees, _is_controlled(known, pipe), pipe.loras.names)
@@ -58,6 +59,8 @@ def _row(known: KnownModel) -> tuple[str, ...]:
 def _is_controlled(known: KnownModel, pipe: Pipeline) -> bool:
     """Return whether a control network is known that fits a model: those are for text to image."""
     families = {piece.controls for piece in CONTROLS}
+    if pipe.model.inputs.control:
+        return True
     return known is not BUILT_IN and known.family in families and pipe.model.checkpoint.variant in ("", "text")
 
 

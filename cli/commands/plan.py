@@ -341,7 +341,8 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     options.setdefault("prompt", "" if given["image"] and pipe.model.inputs.describe else PROMPT)
     image_options.check(options)
     inputs, _ = read_pictures(InputFiles(images=tuple(given["image"])))
-    images: dict[str, Any] = {"image": inputs.images} if inputs.images else pipe.model.inputs.placeholder()
+    images = {name: one for name, one in pipe.model.inputs.placeholder().items() if name not in options}
+    images |= {"image": inputs.images} if inputs.images else {}
     masked = given["mask"] is not None and (inputs.images or options.get("control"))
     images |= {"mask": given["mask"]} if masked else {}
     known = image_options.of_request(options)

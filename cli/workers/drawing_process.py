@@ -133,7 +133,7 @@ class DrawingProcess:
             name=name, family=pipe.family, defaults=_shown(pipe.defaults), options=tuple(sorted(pipe.model.options)),
             images=(pipe.model.inputs.fewest, pipe.model.inputs.most),
             unguided=min(pipe.model.guidance.off, 1e6),  # infinite is no JSON
-            controlled=pipe.controls.are_taken,
+            controlled=pipe.controls.are_taken, sees_control=pipe.model.inputs.control,
         )  # fmt: skip
         self._send(messages.ModelOpened(model=facts, headline=pipe.headline()))
         try:

@@ -79,6 +79,7 @@ class ModelFacts:
     images: tuple[int, int] = (0, 1)  # the fewest and the most of a request
     unguided: float = 1.0  # guidance up to which there is none
     controlled: bool = False  # True: it takes control networks
+    sees_control: bool = False  # True: it needs a control picture, which it sees itself
 
 
 @dataclass(frozen=True, kw_only=True)

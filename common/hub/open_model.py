@@ -173,14 +173,16 @@ def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: L
     """Return the pipeline of an open model, which closes its files from here on. load: the options that were given,
     with paths in place of names; more: of a pipeline that draws."""
     kind = Pipeline if runtime.engine.group is None else RankPipeline  # one rank of several
+    drawn = model.family.model(runtime, model.checkpoint)
+    planned = isinstance(runtime.engine, OnPaper)
     return kind(
-        model.family.model(runtime, model.checkpoint),
+        drawn,
         loras=Loras(cache(lambda: model.family.lora_names(model.checkpoint))),
         others=OTHERS,
         name=model.path.name,
         family=model.family.name,
         defaults=model.defaults(),
-        controls=_controls(model, folders, load.ip_encoder, planned=isinstance(runtime.engine, OnPaper)),
+        controls=_controls(model, folders, load.ip_encoder, own=drawn.inputs.control, planned=planned),
         wildcards=Wildcards(load.wildcards),
         upscalers=_upscalers(folders),
         embeddings=_embeddings(model, folders),
@@ -188,13 +190,14 @@ def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: L
     )
 
 
-def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, planned: bool) -> Controls:
+def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, own: bool, planned: bool) -> Controls:
     """Return the control networks of a model, found by their names on this machine. encoder: the image encoder of
-    IP-Adapters that is given. planned: take a known one that is not here as it is published."""
+    IP-Adapters that is given. own: the model itself sees a picture. planned: take a known one that is not here as it is
+    published."""
     family, checkpoint = model.family, model.checkpoint
     if family.control is None:
         able = registry.titles(lambda other: other.control is not None)
-        return Controls(refusal=f"control networks are for {able}, and the model is {family.title}")
+        return Controls(refusal=f"control networks are for {able}, and the model is {family.title}", own=own)
     control, published = family.control, family.control.published if planned else None
 
     @cache
@@ -220,7 +223,7 @@ def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, 
         with closed_on_error(net):
             return control.with_encoder(net, find_encoders(net.path, checkpoint.source, folders, encoder))
 
-    return Controls(opened_net, find)
+    return Controls(opened_net, find, own=own)
 
 
 def _is_for(control: ControlFiles, name: str, net: Controller, checkpoint: Checkpoint) -> bool:

@@ -45,6 +45,10 @@ class Network:
     compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
     # From a denoiser's config, the blocks that a step cache skips
     cached_blocks: Callable[[Any], CachedBlocks] | None = None
+    # Of a denoiser, the weight whose inputs a LoRA for control pictures widens; its config has `seeing` for that
+    picture_input: str = ""
+    # From the stored tensors, other numbers of inputs that LoRAs have for a weight
+    lora_widths: Callable[[Manifest], Mapping[str, tuple[int, ...]]] = lambda stored: {}
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
     traced: tuple[Block, ...] = ()  # the kinds of its modules that are compared between backends
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files

@@ -86,8 +86,9 @@ def networks(
         if ";" in name or "=" in name:
             raise UsageError(f"--control {clean(name, 60)}: the passport has the picture; give the network alone")
     by_print = {controls.fingerprint(name): name for name in names}
+    by_print |= {one.fingerprint: "" for one in recorded if not one.name}  # the model itself
     for mark, name in by_print.items():
-        if mark not in {one.fingerprint for one in recorded}:
+        if name and mark not in {one.fingerprint for one in recorded}:
             then = ", ".join(dict.fromkeys(clean(one.name, 60) for one in recorded))
             raise ModelError(f"--control {clean(Path(name).name, 60)}: another network than was recorded, {then}")
     for one in recorded:

@@ -85,6 +85,7 @@ def component(network: Network, config: Any, plan: LoadPlan, *, for_rewrite: boo
         streamable=network.streamable,
         compiled=network.compiled,
         cached_blocks=network.cached_blocks(config) if network.cached_blocks else None,
+        picture_input=network.picture_input,
     )
 
 

@@ -1,4 +1,5 @@
-"""The controllers of a request, in every family: a network of its own, a LoRA of the denoiser, or an IP-Adapter."""
+"""The controllers of a request, in every family: a network of its own, a LoRA of the denoiser, the denoiser itself, or
+an IP-Adapter."""
 
 from __future__ import annotations
 
@@ -43,17 +44,17 @@ class ControlNet:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ControlLora:
-    """A LoRA with which a denoiser keeps to a picture that it sees as further tokens. Its file
+    """A LoRA with which a denoiser keeps to a picture that it sees itself: as further tokens or channels. Its file
     is open; without one it is on paper."""
 
     name: str
     file: OpenFile | None
-    prompt: str  # the start of the prompts that it was trained with
+    prompt: str = ""  # the start of the prompts that it was trained with
+    samples: bool = False  # whether the picture becomes a sample of its latents; else it becomes their mean
     mask: ClassVar[Literal["none"]] = "none"
     fills: ClassVar[bool] = False
     picture: ClassVar[Literal["latents"]] = "latents"
     multiple: ClassVar[int] = 1
-    samples: ClassVar[bool] = False
     kinds: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -71,6 +72,29 @@ class ControlLora:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnInput:
+    """A denoiser that was trained to keep to a picture, which it sees as a sample of its latents: the network of such a
+    control is the model itself, whose name in requests is empty."""
+
+    name: str = ""
+    files: ClassVar[tuple[OpenFile, ...]] = ()
+    mask: ClassVar[Literal["none"]] = "none"
+    fills: ClassVar[bool] = False
+    picture: ClassVar[Literal["latents"]] = "latents"
+    multiple: ClassVar[int] = 1
+    samples: ClassVar[bool] = True
+    kinds: ClassVar[tuple[str, ...]] = ()
+    prompt: ClassVar[str] = ""
+
+    def quantized(self, text: str) -> OwnInput:
+        """Return it unchanged."""
+        return self
+
+    def close(self) -> None:
+        """Do nothing: the model has no files beside its own."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,12 +158,17 @@ class Encoders(NamedTuple):
     given: bool  # by the user, so that no other is looked for
 
 
-Controller: TypeAlias = ControlNet | ControlLora | IPAdapter
+Controller: TypeAlias = ControlNet | ControlLora | OwnInput | IPAdapter
 
 
 def networks(controllers: Iterable[Controller]) -> list[ControlNet]:
     """Return the networks among `controllers`, without LoRAs."""
     return [one for one in controllers if isinstance(one, ControlNet)]
+
+
+def is_seen(controller: Controller) -> bool:
+    """Return whether the denoiser itself sees the picture of a controller."""
+    return isinstance(controller, (ControlLora, OwnInput))
 
 
 def check_sizes(path: Path, denoiser: str, sizes: Mapping[str, tuple[object, object]]) -> None:

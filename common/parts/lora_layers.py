@@ -32,7 +32,7 @@ def denoiser_names(name: str, part: Component, network: Network | None = None) -
     paths = [key.removesuffix(".weight") for key in weights if key.endswith(".weight")]
     others = {path: [network.published(f"{path}.weight").removesuffix(".weight")] for path in paths}
     places = {path: list(_places(layouts, path, part.config)) for path in paths} if layouts else None
-    return component_names(name, weights, DENOISER, others, places)
+    return component_names(name, weights, DENOISER, others, places, widths=network.lora_widths(weights))
 
 
 def _places(layouts: Layouts, path: str, config: object) -> Iterator[Place]:
@@ -40,7 +40,7 @@ def _places(layouts: Layouts, path: str, config: object) -> Iterator[Place]:
     for row in layouts.rows:
         if row.place is not None:
             there = row.place(f"{path}.weight", config)
-            yield there._replace(key=there.key.removesuffix(".weight"))
+            yield there._replace(key=there.key.removesuffix(".weight").removesuffix(".scale"))
     yield from layouts.in_loras(path)
 
 

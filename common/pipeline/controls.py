@@ -16,7 +16,7 @@ from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.noise import sha256
-from qwenimg.common.parts.control_net import Controller, ControlLora, IPAdapter
+from qwenimg.common.parts.control_net import Controller, ControlLora, IPAdapter, OwnInput, is_seen
 from qwenimg.common.pipeline.adapter_uses import adapter_uses
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request import control_text
@@ -32,10 +32,17 @@ OpenNet = Callable[[Path], Controller]
 class Controls:
     """The control networks of one model, and the LoRAs by which it keeps to a picture."""
 
-    def __init__(self, open_net: OpenNet | None = None, find: Callable[[str], Path] = Path, refusal: str = "") -> None:
+    def __init__(
+        self,
+        open_net: OpenNet | None = None,
+        find: Callable[[str], Path] = Path,
+        refusal: str = "",
+        own: bool = False,
+    ) -> None:
         """Set the parts. open_net: None for a model of a family without control networks; `refusal` says so. find:
-        returns the folder or file of a network by the user's name for it."""
+        returns the folder or file of a network by the user's name for it. own: the model itself sees a picture."""
         self._open_net, self._find, self._refusal = open_net, find, refusal
+        self._own = OwnInput() if own else None
         self._opened: dict[str, tuple[Path, Controller]] = {}  # by their names in requests, the last used last
         self._taken: set[str] = set()  # names of components that were opened
 
@@ -94,15 +101,14 @@ class Controls:
         """Raise UsageError and ModelError for controls that the model does not take."""
         nets = self.nets(request)
         _check_adapters(request.controls, nets)
-        _check_loras([one for one in request.controls if isinstance(nets[one.network], ControlLora)])
+        _check_seen([one for one in request.controls if is_seen(nets[one.network])], nets)
         for one in request.controls:
             net = nets[one.network]
             check_kind(net, one)
             if mask_of(net, one) == "needed" and request.mask is None:
-                raise UsageError(f"--control {clean(one.network, 60)} paints within a mask: give it with --mask")
+                raise UsageError(f"{_told(one)} paints within a mask: give it with --mask")
             if net.fills and request.mask is not None and request.image is None:
-                shown = clean(one.network, 60)
-                raise UsageError(f"--control {shown} sees the picture to paint in beside its own: give it with -i too")
+                raise UsageError(f"{_told(one)} sees the picture to paint in beside its own: give it with -i too")
         masked = any(mask_of(nets[one.network], one) != "none" for one in request.controls)
         if request.mask is not None and request.image is None and not masked:
             raise UsageError(
@@ -116,7 +122,7 @@ class Controls:
             first, last = one.steps(steps)
             why = "at scale 0" if one.scale == 0 else f"no whole step of {steps} lies in {one.start:g}-{one.end:g}"
             if first == last or one.scale == 0:
-                lines.append(f"--control {clean(one.network, 60)} has no effect: {why}")
+                lines.append(f"{_told(one)} has no effect: {why}")
         return lines
 
     def recorded(self, request: Request) -> dict[str, object]:
@@ -126,8 +132,8 @@ class Controls:
             return {}
         asked = request.controls
         names = [
-            f"{label(one.network)}={f'{one.preprocessor}@' * bool(one.preprocessor)}{PurePath(one.file).name}"
-            f"{one.numbers}"
+            f"{f'{label(one.network)}=' * bool(one.network)}{f'{one.preprocessor}@' * bool(one.preprocessor)}"
+            f"{PurePath(one.file).name}{one.numbers}"
             for one in asked
         ]
         return {
@@ -152,11 +158,17 @@ class Controls:
 
     def check_taken(self, name: str) -> None:
         """Raise UsageError for the control `name` of a model that takes none."""
+        if not name and self._own is not None:
+            return
+        if not name:
+            raise UsageError("--control PICTURE is for a model that sees one itself; here write NETWORK=PICTURE")
         if self._open_net is None:
             raise UsageError(f"--control {clean(name, 60)}: {self._refusal}")
 
     def _open(self, name: str) -> Controller:
         self.check_taken(name)
+        if not name and self._own is not None:
+            return self._own
         assert self._open_net is not None
         path = self._find(name)
         before = self._opened.pop(name, None)
@@ -182,7 +194,7 @@ def mask_of(net: Controller, control: Control) -> Literal["none", "optional", "n
 
 def check_kind(net: Controller, control: Control) -> None:
     """Raise UsageError for a control whose kind of picture its network does not know, or that lacks one."""
-    told = f"--control {clean(control.network, 60)}"
+    told = _told(control)
     if net.kinds and control.kind not in net.kinds:
         what = f"{control.preprocessor}@ is none" if control.preprocessor else "its picture has none"
         raise UsageError(f"{told} needs a kind of picture, and {what}: write KIND@PICTURE, of {', '.join(net.kinds)}")
@@ -191,22 +203,31 @@ def check_kind(net: Controller, control: Control) -> None:
         raise UsageError(f"{told} is for pictures of one kind: make that of {kind} elsewhere, and leave out {kind}@")
 
 
-def _check_loras(controls: Sequence[Control]) -> None:
-    """Raise UsageError for `controls` by LoRAs that cannot go together, or that hold for a part of the steps."""
+def _check_seen(controls: Sequence[Control], nets: Mapping[str, Controller]) -> None:
+    """Raise UsageError for `controls` whose pictures the denoiser itself sees that cannot go together, or that hold for
+    a part of the steps, or in part where the model was not changed by a LoRA."""
     if len(controls) > 1:
-        raise UsageError(f"--control: {len(controls)} controls are by a LoRA; one is taken, beside networks")
+        raise UsageError(
+            f"--control: the model itself sees the pictures of {len(controls)} controls (by a LoRA, or as its own "
+            "input); one is taken, beside networks"
+        )
     for one in controls:
+        what = "is a LoRA, which" if isinstance(nets[one.network], ControlLora) else "is the model's own input, which"
         if (one.start, one.end) != (0, 1):
-            raise UsageError(
-                f"--control {clean(one.network, 60)} is a LoRA, which holds for all steps: leave out START-END"
-            )
+            raise UsageError(f"{_told(one)} {what} holds for all steps: leave out START-END")
+        if one.scale != 1 and not isinstance(nets[one.network], ControlLora):
+            raise UsageError(f"{_told(one)} {what} has no scale: leave out :{one.scale:g}")
+
+
+def _told(control: Control) -> str:
+    return f"--control {clean(control.network or control.file, 60)}"
 
 
 def _check_adapters(controls: Sequence[Control], nets: Mapping[str, Controller]) -> None:
     """Raise UsageError for controls that have what only IP-Adapters take, and for further pictures and masks that
     belong to none."""
     for one in controls:
-        net, told = nets[one.network], f"--control {clean(one.network, 60)}"
+        net, told = nets[one.network], _told(one)
         if isinstance(net, IPAdapter):
             try:
                 net.scales(one.scale, one.parts)

@@ -182,6 +182,7 @@ class Pipeline:
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
+        self.loras.check(request.loras)
         self.loras.deltas(*self.controls.loras(request))  # only for its errors, before anything is loaded
         start.check_size(self.model, request)
         if request.latents is not None:

@@ -1,5 +1,5 @@
 """A control of a request, and the text of `--control`: `MODEL=PICTURE[:SCALE[:START-END]]`, several separated by
-semicolons."""
+semicolons. For a model that sees the picture itself it is `PICTURE`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PREPROCESSED = re.compile(r"(?P<name>[a-z_-]{1,20})@(?P<picture>.+)", re.ASCII 
 class Control:
     """One control, checked on construction: a network, its picture and its numbers. Raises UsageError."""
 
-    network: str  # by the user's name for it
+    network: str  # by the user's name for it; "": the model itself sees the picture
     file: str  # of its picture, or another name for the picture
     # One of PREPROCESSORS that makes the control picture, of ROLES or of KINDS, or "": as it is
     preprocessor: str = ""
@@ -77,6 +77,8 @@ class Control:
             rest = f"{self.preprocessor}@{rest}"
         elif _PREPROCESSED.fullmatch(rest):
             rest = f"./{rest}"
+        if not self.network:
+            return f"={rest}" if "=" in rest else rest
         return f"{self.network}={rest}" if self.file else f"{self.network}{rest}"
 
     @property
@@ -121,14 +123,18 @@ def check(controls: list[object] | tuple[Control, ...]) -> None:
 def named(
     network: str, file: str, scale: float, start: float, end: float, parts: tuple[tuple[str, float], ...] = ()
 ) -> Control:
-    """Return the control for `network` with the picture `file`, optionally prefixed by a preprocessor (canny@). Raises
-    UsageError."""
+    """Return the control for `network`, or for the model itself if that is empty, with the picture `file`, optionally
+    prefixed by a preprocessor (canny@). Raises UsageError."""
     preprocessor, file = _preprocessor(f"{network}={file}", file, _is_file(True))
     return Control(network, file, preprocessor, scale, start, end, parts)
 
 
 def _is_file(files: bool) -> Callable[[str], bool]:
-    return (lambda name: os.path.lexists(home(name))) if files else (lambda name: False)
+    return (lambda name: os.path.lexists(home(name))) if files else _none
+
+
+def _none(name: str) -> bool:
+    return False
 
 
 def _texts(text: str) -> list[str]:
@@ -139,12 +145,19 @@ def _one(text: object, is_file: Callable[[str], bool]) -> Control:
     if not isinstance(text, str):
         raise UsageError(f"control has {clean(type(text).__name__, 40)}; expected a text, MODEL=PICTURE")
     network, equals, rest = (part.strip() for part in text.partition("="))
-    if not (equals and network and rest):
+    if not equals:
+        network, rest = "", text
+    if not rest:
         raise UsageError(f"--control {clean(text, 80)}: {_FORM}")
     preprocessor, picture = _preprocessor(text, rest, is_file)
     if is_file(picture):
         return Control(network, picture, preprocessor)
-    picture, scale, window = _numbers(text, picture)
+    whole, (picture, scale, window) = picture, _numbers(text, picture)
+    if not network and is_file is not _none and not is_file(picture):
+        raise UsageError(
+            f"--control {clean(text, 80)}: no such picture {clean(whole, 60)}; {_FORM}, or PICTURE alone for a model "
+            "that sees it itself"
+        )
     number, parts = _scale(text, scale)
     return Control(network, picture, preprocessor, number, *_shares(text, window), parts)
 

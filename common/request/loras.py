@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qwenimg.common.base.arguments import home
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import REPO, cache_folder, snapshots, storage_folder
 from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder, kind
@@ -66,6 +66,7 @@ class _Opened:
 
     file: LoraFile
     deltas: Deltas
+    sees_picture: bool  # with it the model has the inputs of a control picture
     print: str
     at: dict[tuple[float, str], Deltas] = field(default_factory=dict)
 
@@ -101,6 +102,13 @@ class Loras:
         UsageError."""
         chosen = lora_text.mode(mode)
         return files.joined([self._open(one).with_strength(one.scale, chosen) for one in loras])
+
+    def check(self, loras: Sequence[Lora]) -> None:
+        """Raise UsageError for a LoRA of --lora that needs a control picture. Raises ModelError too."""
+        for one in loras:
+            if self._open(one).sees_picture:
+                shown = clean(Path(one.source).name, 60)
+                raise UsageError(f"--lora {shown} sees a control picture: give it as --control {shown}=PICTURE")
 
     def key(self, loras: Sequence[Lora], mode: str = "auto") -> Key:
         """Return an identity of LoRAs: the files in their present state, strengths, and mode."""
@@ -143,7 +151,9 @@ class Loras:
     def _read(self, path: Path) -> _Opened:
         opened = files.read_lora(path)
         with closed_on_error(opened):
-            return _Opened(file=opened, deltas=files.fit(opened, self.names), print=fingerprint([opened.file]))
+            deltas = files.fit(opened, self.names)
+            sees = files.widened(deltas, self.names)
+            return _Opened(file=opened, deltas=deltas, sees_picture=sees, print=fingerprint([opened.file]))
 
 
 def in_cache(source: str) -> bool:

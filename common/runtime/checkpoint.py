@@ -15,7 +15,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import quantize
 from qwenimg.common.weights.loras.lora import Deltas
-from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.plan import Delta, LoadPlan
 from qwenimg.common.weights.storage import Packed
 
 
@@ -31,6 +31,14 @@ class Component:
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
     compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
     cached_blocks: CachedBlocks | None = None  # of a denoiser, the blocks that a step cache skips
+    picture_input: str = ""  # of a denoiser, the weight whose inputs a LoRA may widen
+
+    def with_deltas(self, deltas: Mapping[str, tuple[Delta, ...]]) -> Component:
+        """Return it with LoRA deltas, by parameter, in place of any earlier ones, and the inputs that they add."""
+        plan = self.plan.with_deltas(deltas)
+        if not self.picture_input:
+            return replace(self, plan=plan)
+        return replace(self, plan=plan, config=self.config.seeing(plan.entries[self.picture_input].shape[1]))
 
     @property
     def is_quantized(self) -> bool:
@@ -128,7 +136,7 @@ class Checkpoint:
     def with_deltas(self, deltas: Deltas) -> Checkpoint:
         """Return the checkpoint with these LoRA deltas, in place of any earlier ones."""
         components = {
-            name: part if part.role == "vae" else replace(part, plan=part.plan.with_deltas(deltas.get(name, {})))
+            name: part if part.role == "vae" else part.with_deltas(deltas.get(name, {}))
             for name, part in self.components.items()
         }
         return replace(self, components=components)

@@ -229,6 +229,10 @@ class Residents:
         """Free the networks of a role (text, transformer or vae), or all."""
         self._drop([name for name, part in self._memory.opened.items() if role in ("", part.role)])
 
+    def drop(self, name: str) -> None:
+        """Free the network `name`, if it is open."""
+        self._drop([name] if name in self._memory.opened else [])
+
     def _close_networks(self, names: Sequence[str]) -> None:
         for name in names:
             if self._memory.opened[name].role == DENOISERS:

@@ -24,15 +24,16 @@ from qwenimg.common.quant.block_float import BlockFloat
 from qwenimg.common.quant.gguf_blocks import GGUFBlocks
 from qwenimg.common.quant.quantized_tensor import QuantStorage
 from qwenimg.common.quant.rotated import Rotated
-from qwenimg.common.weights.storage import Packed, QuantFormat, Storage
+from qwenimg.common.weights.storage import Dense, Packed, QuantFormat, Storage
 
 if TYPE_CHECKING:
     import numpy as np
 
 # The change from a stored tensor to its use, beside dropping dimensions of 1: rows and columns exchanged; the last tap
 # [O I kh kw] of a causal convolution over time [O I T kh kw], all that one frame uses, since those before it see zeros;
-# or the two halves of the rows swapped, such as scale and shift in another order.
-Decode = Literal["transposed", "last_tap", "swapped"]
+# the two halves of the rows swapped, such as scale and shift in another order; or columns of zeros behind its own, for
+# the inputs that a LoRA adds.
+Decode = Literal["transposed", "last_tap", "swapped", "widened"]
 
 
 class Code(Protocol):
@@ -72,8 +73,13 @@ class Delta(Protocol):
     def rank(self) -> int | None:
         """The rank of its factors."""
 
-    def factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the factors down [rank in] and up [out rank], float32; the delta is up @ down."""
+    @property
+    def inputs(self) -> int | None:
+        """The number of the weight's inputs that it changes, of a weight that a LoRA may widen; None: all."""
+
+    def factors(self, inputs: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return the factors down [rank in] and up [out rank], float32, for a weight of so many `inputs`; the delta is
+        up @ down."""
 
     def added(self, weight: np.ndarray) -> np.ndarray:
         """Return the delta to add to `weight`, float32, in its shape."""
@@ -158,6 +164,24 @@ class Entry:
         """The deltas that are computed as a branch."""
         return self.deltas if self.is_branched else ()
 
+    def with_deltas(self, deltas: tuple[Delta, ...]) -> Entry:
+        """Return it with `deltas` in place of any earlier ones, and with the inputs that they add to it. Added ones are
+        beside the quantized weights of its file, so that such are decoded."""
+        changed = replace(self, deltas=deltas)
+        most = max((one.inputs or 0 for one in deltas if one.strength), default=0)
+        is_wide, own = self.source.decode == "widened", self.source.shape
+        if not is_wide and (not most or most <= self.shape[1]):
+            return changed
+        if most > own[1]:
+            source = self.source._replace(decode="widened")
+            dense = Dense(self.storage.dtype) if isinstance(self.storage, Packed) else self.storage
+            return replace(changed, shape=(own[0], most), source=source, storage=dense)
+        source = self.source._replace(decode=None)
+        packed = source.quant_storage
+        keeps = packed is not None and packed.code.fits(own) and not self.table
+        before = Packed(packed.code, self.storage.dtype, packed.scale) if packed and keeps else self.storage
+        return replace(changed, shape=own, source=source, storage=before)
+
     @property
     def dtype(self) -> str:
         """The dtype of the values that `read` returns."""
@@ -200,7 +224,7 @@ class LoadPlan:
         """Return the plan with `deltas` (by parameter) in place of any earlier ones: added in float32 when weights are
         read, and rounded once; or computed as branches."""
         assert deltas.keys() <= self.entries.keys(), f"in no file: {deltas.keys() - self.entries.keys()}"
-        return self.mapped(lambda entry: replace(entry, deltas=deltas.get(entry.name, ())))
+        return self.mapped(lambda entry: entry.with_deltas(deltas.get(entry.name, ())))
 
     def same_deltas(self, other: LoadPlan) -> bool:
         """Return whether every parameter has the same deltas as in `other`, a plan of the same parameters."""

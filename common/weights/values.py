@@ -46,6 +46,8 @@ def read(entry: Entry) -> np.ndarray:
         array = array.T
     if source.decode == "swapped":
         array = np.roll(array, len(array) // 2, axis=0)
+    if source.decode == "widened":
+        array = np.pad(array, ((0, 0), (0, entry.shape[1] - array.shape[1])))
     array = np.ascontiguousarray(array).reshape(entry.shape)
     return fused(widened(array), entry.fused) if entry.fused else array
 
@@ -85,7 +87,7 @@ def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
     without deltas. If the layer rotates its input, so is down. Raises ModelError."""
     import numpy as np
 
-    factors = [delta.factors() for delta in entry.branch if delta.strength]
+    factors = [delta.factors(entry.shape[1]) for delta in entry.branch if delta.strength]
     if not factors:
         return None
     downs, ups = zip(*factors, strict=True)

@@ -80,6 +80,8 @@ KNOWN: dict[str, Row] = {
     "flux2-klein-base-9b": ("flux2", BFL, 50, 4.0, partial(repo, "flux.2-klein-base-9b")),
     "flux-kontext": ("flux", "Non-Commercial", 28, 2.5, partial(gated, "edits")),
     "flux-fill": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "masked")),
+    "flux-canny": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "edges")),
+    "flux-depth": ("flux", "Non-Commercial", 30, 10.0, partial(gated, "depth")),
     "qwen-image-edit": ("qwen-image", "", 50, 4.0, partial(edits, variants.EDIT)),
     "qwen-image-edit-2509": ("qwen-image", "", 40, 4.0, partial(edits, variants.EDIT_2509)),
     "qwen-image-edit-2511": ("qwen-image", "", 40, 4.0, partial(edits, variants.EDIT_2511)),
@@ -107,6 +109,7 @@ SPELLINGS = {
     "stabilityai/stable-diffusion-3.5-medium": "sd3.5-medium",
     "FLUX.2-klein-4B": "flux2-klein-4b", "black-forest-labs/flux.2-klein-base-9b": "flux2-klein-base-9b",
     "flux2-klein": "flux2-klein-4b", "flux.1-fill-dev": "flux-fill",
+    "black-forest-labs/FLUX.1-Canny-dev": "flux-canny", "FLUX.1-Depth-dev": "flux-depth",
     "Qwen/Qwen-Image-Edit-2509": "qwen-image-edit-2509", "Qwen/Qwen-Image-Layered": "qwen-image-layered",
 }  # fmt: skip
 

@@ -192,7 +192,7 @@ def test_loras_of_one_text_encoder_forget_its_states_alone(folders: dict[str, Pa
 
 
 class Delta:
-    strength, mode, is_product, rank = 1.0, "fuse", False, None
+    strength, mode, is_product, rank, inputs = 1.0, "fuse", False, None, None
 
 
 def test_encoded_prompts_are_found_on_the_disk(folders: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:

@@ -40,6 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("net=canny@no@b.png", Control("net", "no@b.png", "canny")),
         ("net=mail@no.png", None),
         ("net=a=b.png:1", Control("net", "a=b.png", "", 1.0)),
+        ("a.png", Control("", "a.png")),  # for a model that sees it itself
+        ("canny@a.png:0.5", Control("", "a.png", "canny", 0.5)),
+        ("= a.png", Control("", "a.png")),
     ],
 )
 def test_forms(text: str, expected: Control | None) -> None:
@@ -76,7 +79,8 @@ def test_what_is_no_file_is_not_looked_for() -> None:
     ("text", "said"),
     [
         ("net", "write MODEL=PICTURE"),
-        ("=a.png", "write MODEL=PICTURE"),
+        ("canny@no.png:1", "no such picture no.png:1; write MODEL=PICTURE"),
+        ("=no.png", "write MODEL=PICTURE"),
         ("net=", "write MODEL=PICTURE"),
         ("net=:0.5", "no picture before the colon"),
         ("net=b.png:x", "'x' is no scale"),

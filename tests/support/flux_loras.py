@@ -42,3 +42,42 @@ def check_changes(changes: Any, expected: Factors) -> None:
         worst = max(worst, float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
     print(f"{len(changes)} weights: at most {worst:.1e} (limit {FLOAT32})")
     assert worst <= FLOAT32
+
+
+def control_lora(seed: int = 9, *, rank: int = 3, strength: float = 0.05, **sizes: object) -> Tensors:
+    """A LoRA by which tiny dev sees a control picture, in diffusers' names: every linear layer with a bias,
+    `x_embedder` of twice the inputs, and weights of the norms of queries and keys."""
+    from support.tiny_flux import tiny_dit
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * scale
+
+    tensors: Tensors = {}
+    model = tiny_dit(**sizes)
+    for path, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            inputs = layer.in_features * (2 if path == "x_embedder" else 1)
+            tensors[f"transformer.{path}.lora_A.weight"] = drawn(rank, inputs)
+            tensors[f"transformer.{path}.lora_B.weight"] = drawn(layer.out_features, rank, scale=strength)
+            tensors[f"transformer.{path}.lora_B.bias"] = drawn(layer.out_features, scale=2 * strength)
+        elif path.rpartition(".")[2] in ("norm_q", "norm_k", "norm_added_q", "norm_added_k"):
+            tensors[f"transformer.{path}.weight"] = 1 + drawn(*layer.weight.shape, scale=0.3)
+    return tensors
+
+
+def style_lora(seed: int = 3, rank: int = 2) -> Tensors:
+    """A LoRA of dev's own sizes that changes `x_embedder` too."""
+    generator = torch.Generator().manual_seed(seed)
+    from support.tiny_flux import tiny_dit
+
+    layers = [(path, one) for path, one in tiny_dit().named_modules() if isinstance(one, torch.nn.Linear)]
+    tensors: Tensors = {}
+    for path, layer in layers:
+        if path == "x_embedder" or ".attn." in path:
+            tensors[f"transformer.{path}.lora_A.weight"] = torch.randn(rank, layer.in_features, generator=generator)
+            tensors[f"transformer.{path}.lora_B.weight"] = 0.1 * torch.randn(
+                layer.out_features, rank, generator=generator
+            )
+    return tensors

@@ -19,6 +19,9 @@ CLASSES = {
     "kontext": "FluxKontextPipeline",
     "kontext-mask": "FluxKontextInpaintPipeline",
     "fill": "FluxFillPipeline",
+    "control": "FluxControlPipeline",
+    "control-image": "FluxControlImg2ImgPipeline",
+    "control-mask": "FluxControlInpaintPipeline",
 }
 
 
@@ -29,6 +32,10 @@ def exact_sinusoids(values: torch.Tensor) -> torch.Tensor:
 
 @cache
 def pipeline(folder: Path, task: str) -> Any:
+    return made(folder, task)
+
+
+def made(folder: Path, task: str) -> Any:
     pipe = peer.opened(CLASSES[task], folder, torch_dtype=torch.float32)
     pipe.transformer.time_text_embed.time_proj.forward = exact_sinusoids
     return pipe
@@ -36,7 +43,11 @@ def pipeline(folder: Path, task: str) -> Any:
 
 def generate(folder: Path, task: str, *, width: int, height: int, seed: int, length: int, **options: Any) -> Any:
     """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64."""
-    pipe = pipeline(folder, task)
+    return generated(pipeline(folder, task), width=width, height=height, seed=seed, length=length, **options)
+
+
+def generated(pipe: Any, *, width: int, height: int, seed: int, length: int, **options: Any) -> Any:
+    """The same by a pipeline."""
     final = pipe(
         width=width,
         height=height,

@@ -124,8 +124,11 @@ SCHEDULER: dict[str, Any] = {
     "use_dynamic_shifting": True,
 }
 SCHEDULERS = {"schnell": SCHEDULER | {"shift": 1.0, "use_dynamic_shifting": False}}
-PIPELINES = {"kontext": "FluxKontextPipeline", "fill": "FluxFillPipeline"}
+PIPELINES = {"kontext": "FluxKontextPipeline", "fill": "FluxFillPipeline"} | dict.fromkeys(
+    ("canny", "depth"), "FluxControlPipeline"
+)
 FILL = {"in_channels": 384, "out_channels": 64}
+CONTROL = {"in_channels": 128, "out_channels": 64}
 
 
 def write_tiny_flux(
@@ -144,7 +147,7 @@ def write_tiny_flux(
     clip_sizes, t5_sizes = (SINGLE_CLIP, {"d_model": 64}) if single else (clip_sizes, t5_sizes)
     clip, t5 = tiny_clip("ViT-L", **clip_sizes), tiny_t5(vocab_size=1000, **t5_sizes)
     sizes = (SINGLE if single else WIDE if wide else {}) | {"pooled_projection_dim": clip.config.hidden_size}
-    sizes |= FILL if variant == "fill" else {}
+    sizes |= FILL if variant == "fill" else CONTROL if variant in ("canny", "depth") else {}
     pipeline = getattr(diffusers, PIPELINES.get(variant, "FluxPipeline"))(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS.get(variant, SCHEDULER)),
         vae=tiny_vae(**(SINGLE_VAE if single else {})),

@@ -384,7 +384,7 @@ def test_a_lora_that_is_no_product_is_fused_and_coded_again(tmp_path: Path) -> N
     change = np.random.default_rng(1).standard_normal((6, 256)).astype(np.float32) * 0.3
 
     class Whole:
-        strength, mode, is_product, rank = 1.0, "auto", False, None
+        strength, mode, is_product, rank, inputs = 1.0, "auto", False, None, None
 
         def added(self, weight: np.ndarray) -> np.ndarray:
             return change.copy()

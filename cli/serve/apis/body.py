@@ -227,9 +227,12 @@ def _controls(controls: Sequence[Control], count: int, settings: Settings) -> tu
     pictures and each picture a control."""
     for one in controls:
         if not re.fullmatch("[1-9]", one.file):
-            form = f"NETWORK=NUMBER, with :SCALE or :SCALE:START-END; NUMBER counts the pictures in {CONTROL_IMAGE}"
+            form = (
+                f"NETWORK=NUMBER, with :SCALE or :SCALE:START-END, or NUMBER for a model that sees it itself; NUMBER "
+                f"counts the pictures in {CONTROL_IMAGE}"
+            )
             raise HttpError(400, f"control {clean(one, 60)!r}: write {form}", param="control")
-        if one.network not in settings.controls:
+        if one.network and one.network not in settings.controls:
             served = ", ".join(settings.controls) or "none; start with --control NETWORK"
             text = f"no control network {clean(one.network, 60)!r} here; served are {served}"
             raise HttpError(400, text, param="control")
@@ -237,4 +240,4 @@ def _controls(controls: Sequence[Control], count: int, settings: Settings) -> tu
             raise HttpError(400, f"control names picture {one.file} of {count} in {CONTROL_IMAGE}", param=CONTROL_IMAGE)
     if (used := len({one.file for one in controls})) < count:
         raise HttpError(400, f"{count} pictures, of which control names {used}", param=CONTROL_IMAGE)
-    return tuple(replace(one, network=settings.controls[one.network]) for one in controls)
+    return tuple(replace(one, network=settings.controls.get(one.network, "")) for one in controls)

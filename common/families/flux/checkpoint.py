@@ -15,7 +15,7 @@ from qwenimg.common.families import text_parts, tokenizers
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.flux import mflux, variants
 from qwenimg.common.families.flux.texts import CLIP, T5
-from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
+from qwenimg.common.families.flux.variants import CANNY, DEV, FILL, SCHNELL, TEXT, FluxVariant
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.opening import CONFIG, INDEX, SCHEDULER, Opening, Source, check_tensors
 from qwenimg.common.formats.stored import Header
@@ -33,7 +33,7 @@ from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 # The start of a class's name, and why it is not supported.
 REFUSED = {
-    "FluxControl": "is a Flux.1 model for control images: not supported",
+    "FluxControlNet": "has a ControlNet beside FLUX.1: not supported; give the folder of FLUX.1 alone",
     "FluxPrior": "is Flux.1 Redux: not supported",
 }
 PREFIXES = {CLIP: "text_encoders.clip_l.transformer.", T5: "text_encoders.t5xxl.transformer."}
@@ -62,10 +62,12 @@ FITS = (
         lambda configs: [_patch_channels(configs["vae"])],
     ),
     Fit(
-        "the transformer takes {} channels, the VAE's latents in patches, or with FLUX.1 Fill's mask, have {}",
+        "the transformer takes {} channels, the VAE's latents in patches, with a control picture's, or with FLUX.1 "
+        "Fill's mask, have {}",
         lambda configs: configs["transformer"].in_channels,
         lambda configs: [
             _patch_channels(configs["vae"]),
+            2 * _patch_channels(configs["vae"]),
             2 * _patch_channels(configs["vae"]) + (PATCH * configs["vae"].scale) ** 2,
         ],
     ),
@@ -81,8 +83,8 @@ def model_of(transformer: Path, options: LoadOptions) -> str:
     """Return the name of the published model that the transformer in a folder or file is of. Raises ModelError and
     UsageError."""
     inputs, outputs = (stored_shape(LAYOUTS, transformer, f"{name}.weight") for name in ("x_embedder", "proj_out"))
-    sees_mask = inputs is not None and outputs is not None and inputs[-1] != outputs[0]
-    if (kind := _kind_of_part(transformer, options, sees_mask=sees_mask)) in (KONTEXT, FILL):
+    more = None if inputs is None or outputs is None else of_channels(inputs[-1], outputs[0], transformer)
+    if (kind := _kind_of_part(transformer, options, more)) not in (None, TEXT):
         return f"flux-{kind.name}"
     guided = stored_shape(LAYOUTS, transformer, "time_text_embed.guidance_embedder.linear_1.weight") is not None
     return "flux-schnell" if is_schnell(transformer, options, None, guided=guided) else "flux-dev"
@@ -98,10 +100,9 @@ def is_schnell(path: Path, options: LoadOptions, levels: FlowMatchConfig | None,
     if guided or chosen in (DEV, SCHNELL):
         return chosen == SCHNELL
     elsewhere = options.part("transformer")
-    place = absolute(elsewhere or path)
     if levels is not None and elsewhere is None:
         return not levels.use_dynamic_shifting
-    if (named := variants.is_schnell(cached_name(place) or display_name(place))) is not None:
+    if (named := variants.is_schnell(_name(elsewhere or path))) is not None:
         return named
     return levels is None or not levels.use_dynamic_shifting
 
@@ -109,26 +110,46 @@ def is_schnell(path: Path, options: LoadOptions, levels: FlowMatchConfig | None,
 def _kind(folder: Path, options: LoadOptions, dit: FluxConfig) -> FluxVariant:
     """Return the variant that the transformer's file or the user says, else that of `folder`. Raises UsageError and
     ModelError."""
-    elsewhere, sees_mask = options.part("transformer"), dit.in_channels != dit.out_features
-    if (kind := _kind_of_part(elsewhere, options, sees_mask=sees_mask)) is not None:
+    elsewhere = options.part("transformer")
+    more = of_channels(dit.in_channels, dit.out_features, elsewhere or folder)
+    if (kind := _kind_of_part(elsewhere, options, more)) is not None:
         return kind
     index = folder / INDEX
     if not is_file(index):
         return variants.of_name(folder.name) or TEXT
     kind = variants.of_pipeline(str(read_json(index).get("_class_name")))
-    if kind is FILL and elsewhere is None:
-        raise ModelError(f"{clean(folder)}: is of class {FILL.pipeline}, but its transformer does not take a mask")
-    return TEXT if kind is FILL else kind
+    if kind not in (FILL, CANNY):
+        return kind
+    if elsewhere is None:
+        what = "a mask" if kind is FILL else "a control picture"
+        raise ModelError(f"{clean(folder)}: is of class {kind.pipeline}, but its transformer does not take {what}")
+    return TEXT
 
 
-def _kind_of_part(elsewhere: Path | None, options: LoadOptions, *, sees_mask: bool) -> FluxVariant | None:
-    """Return the variant of a transformer: Fill if it takes a mask, else the user's choice, else the variant in the
-    name of the file `elsewhere` if the transformer is not the folder's own, else None. Raise UsageError."""
+def of_channels(taken: int, made: int, path: Path) -> FluxVariant | None:
+    """Return the variant of a transformer at `path` that takes more channels than those that it makes: those of a
+    control picture, as many again, or those of Fill's mask; None for another transformer."""
+    if taken == made:
+        return None
+    return variants.of_control(_name(path)) if taken == 2 * made else FILL
+
+
+def _name(path: Path) -> str:
+    place = absolute(path)
+    return cached_name(place) or display_name(place)
+
+
+def _kind_of_part(elsewhere: Path | None, options: LoadOptions, more: FluxVariant | None) -> FluxVariant | None:
+    """Return the variant of a transformer: `more`, that of its further channels, else the user's choice, else the
+    variant in the name of the file `elsewhere` if the transformer is not the folder's own, else None. Raise
+    UsageError."""
     chosen = options.variant_of(variants.ASKED, "FLUX.1")
-    if sees_mask:
+    if more is not None:
         if chosen is not None:
-            raise UsageError(f"--variant {chosen}: the transformer has the mask as an input, so it is FLUX.1 Fill")
-        return FILL
+            what = "the mask" if more is FILL else "a control picture"
+            titles = "FLUX.1 Fill" if more is FILL else "FLUX.1 Canny or Depth"
+            raise UsageError(f"--variant {chosen}: the transformer has {what} as an input, so it is {titles}")
+        return more
     if chosen is not None:
         return variants.VARIANTS.get(chosen, TEXT)  # dev or schnell
     return variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None

@@ -11,8 +11,8 @@ from typing import Any
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux import mflux, variants
+from qwenimg.common.families.family import ControlFiles, Family
+from qwenimg.common.families.flux import control_lora, mflux, variants
 from qwenimg.common.families.flux.checkpoint import (
     FITS,
     NETWORKS,
@@ -21,6 +21,7 @@ from qwenimg.common.families.flux.checkpoint import (
     is_schnell,
     known_name,
     model_of,
+    of_channels,
     parts_of,
 )
 from qwenimg.common.families.flux.known import SCHNELL
@@ -77,10 +78,11 @@ def _described(folder: Path) -> str:
     config = read_json(path) if is_file(path) else mflux.sizes(folder)
     if is_file(index):
         kind = variants.of_pipeline(str(read_json(index).get("_class_name")))
-    elif config.get("in_channels") != (config.get("out_channels") or config.get("in_channels")):
-        kind = variants.FILL
     else:
         kind = variants.of_name(folder.name) or variants.TEXT
+    taken: Any = config.get("in_channels", FluxConfig.in_channels)
+    made: Any = config.get("out_channels") or taken
+    kind = of_channels(taken, made, folder) or kind
     return f"Flux.1 {_text_model(folder, config) if kind is variants.TEXT else kind.title}, {kind.purpose}"
 
 
@@ -95,7 +97,9 @@ def _text_model(folder: Path, config: Mapping[str, Any]) -> str:
 
 def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     """Return a known model with what its pipeline and its noise levels tell."""
+    dit = checkpoint["transformer"].config
     kind = variants.of_pipeline(str(read_json(folder / "model_index.json").get("_class_name")))
+    kind = of_channels(dit.in_channels, dit.out_features, folder) or kind
     distilled = kind is variants.TEXT and not checkpoint.scheduler.use_dynamic_shifting
     return replace(checkpoint, variant=kind.name, distilled=distilled)
 
@@ -108,11 +112,12 @@ def _defaults(checkpoint: Checkpoint) -> Defaults:
     return usual if checkpoint["transformer"].config.guidance_embeds else replace(usual, guidance=0.0)
 
 
-_INPUTS = {384: "Fill: it has a mask as an input", 128: "for control images, not supported"}
-
-
 def _variant(path: Path, config: FluxConfig) -> str:
     """Return the variant, by the transformer's channels and the name of its file."""
+    more = of_channels(config.in_channels, config.out_features, path)
+    if more is not None:
+        what = "a mask" if more is variants.FILL else "a control picture, by its name of this kind,"
+        return f"{more.title}: it has {what} as an input"
     if variants.of_name(path.name):
         named = "Kontext, by its name: it is guidance-distilled"
     elif config.guidance_embeds:
@@ -121,7 +126,7 @@ def _variant(path: Path, config: FluxConfig) -> str:
         named = "schnell: without guidance; if it is a dev without, say --variant dev"
     else:
         named = "dev, by its name: it is not guidance-distilled"
-    return _INPUTS.get(config.in_channels, named)
+    return named
 
 
 FAMILY = Family(
@@ -163,5 +168,11 @@ FAMILY = Family(
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
     tiny_vae=lambda checkpoint: "taef1",
+    control=ControlFiles(
+        open=control_lora.open_control,
+        networks=(),
+        published=control_lora.published,
+        check_published=control_lora.check_model,
+    ),
     described=_described,
 )

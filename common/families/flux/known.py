@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.parts.downloads import Download
 
 _flux = partial(
     KnownModel, family="flux", license="FLUX.1 dev Non-Commercial", bytes=33_760_000_000, memory=20_000_000_000
@@ -54,10 +55,47 @@ FILL = _flux(
     aliases=("flux.1-fill-dev", "flux.1-fill"),
     files=("flux1-fill-dev",),
 )
-KNOWN = (SCHNELL, DEV, KONTEXT, FILL)
+CANNY = _flux(
+    name="flux-canny",
+    repo="black-forest-labs/FLUX.1-Canny-dev",
+    title="FLUX.1 Canny dev, 12B",
+    purpose="keeps to the edges of a picture: --control canny@PICTURE",
+    gated=True,
+    steps=50,
+    guidance=30.0,
+    aliases=("flux.1-canny-dev", "flux.1-canny"),
+    files=("flux1-canny-dev",),
+)
+DEPTH = _flux(
+    name="flux-depth",
+    repo="black-forest-labs/FLUX.1-Depth-dev",
+    title="FLUX.1 Depth dev, 12B",
+    purpose="keeps to the depth of a picture: --control PICTURE",
+    gated=True,
+    steps=30,
+    guidance=10.0,
+    aliases=("flux.1-depth-dev", "flux.1-depth"),
+    files=("flux1-depth-dev",),
+)
+KNOWN = (SCHNELL, DEV, KONTEXT, FILL, CANNY, DEPTH)
+_lora = partial(Download, license="FLUX.1 dev Non-Commercial", controls="flux", bytes=1_240_000_000)
+CONTROLS = (
+    _lora(
+        name="flux-canny-lora",
+        repo="black-forest-labs/FLUX.1-Canny-dev-lora",
+        title="a LoRA with which FLUX.1 dev sees a picture of edges, 0.6B",
+        purpose="--control by canny edges; gated",
+        files=("flux1-canny-dev-lora.safetensors",),
+    ),
+    _lora(
+        name="flux-depth-lora",
+        repo="black-forest-labs/FLUX.1-Depth-dev-lora",
+        title="a LoRA with which FLUX.1 dev sees a picture of depth, 0.6B",
+        purpose="--control by depth; gated",
+        files=("flux1-depth-dev-lora.safetensors",),
+    ),
+)
 # Why others are not supported
 REFUSED = {
-    "flux.1-canny-dev": "a model for control images, which this version does not support",
-    "flux.1-depth-dev": "a model for control images, which this version does not support",
     "flux.1-redux-dev": "makes variations of a picture, which this version does not support",
 }

@@ -2,7 +2,8 @@
 
 dev is guidance-distilled: its scale is an input. A negative prompt needs a second prediction, by guidance of its own
 (`true_cfg`). The branches run in turn, since each has its own modulation. Kontext sees the image of a request as a
-reference; below a strength of 1, and with a mask, the run starts from it too. Fill has the mask as an input.
+reference; below a strength of 1, and with a mask, the run starts from it too. Fill has the mask as an input, Canny and
+Depth a control picture: its latents, a sample, are further channels of each token, behind those of the image.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import numpy as np
 
 from qwenimg.common.families.flux import memory, references, variants
 from qwenimg.common.families.flux.texts import FluxTexts
-from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT
+from qwenimg.common.families.flux.variants import CANNY, DEPTH, FILL, KONTEXT, TEXT
 from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, time_rows
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
+from qwenimg.common.parts.control_net import is_seen
 from qwenimg.common.pipeline.models.flow_model import FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.models.inputs import MaskInput, PictureInputs, each_picture
 from qwenimg.common.pipeline.models.pooled_flow_model import PooledFlowModel
@@ -68,6 +70,8 @@ class Flux(PooledFlowModel):
             self.inputs = PictureInputs(references=REFERENCES)
         elif kind == FILL.name:
             self.inputs = PictureInputs(mask=MaskInput(side=self.scale, samples_unused=True))
+        elif kind in (CANNY.name, DEPTH.name):
+            self.inputs = PictureInputs(control=True)
         self.few_steps = variants.few_steps(guided=guided) if kind == TEXT.name else {}
 
     def warnings(self, request: Request) -> list[str]:
@@ -76,6 +80,10 @@ class Flux(PooledFlowModel):
         return lines + super().warnings(request)
 
     # The transformer
+
+    def seen(self, request: Request) -> list[int]:
+        """Return which controls of a request have a picture that the transformer itself sees."""
+        return [i for i, one in enumerate(request.controls) if one.scale and is_seen(self.nets[one.network])]
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         branches, sharing = self.guidance.branches(request), self.sharing(request)
@@ -97,6 +105,7 @@ class Flux(PooledFlowModel):
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)
         everything = [] if request.mask is not None else self.inputs.mask.everything(self.vae, shape)
+        seen = self.seen(request)
         texts = self.texts.states([branch.prompt for branch in branches])
         stages = self.steps(request, plan, shape, [states.shape[1] for states, _ in texts])
         modulation, first = self.modulate(request, plan, stages[0], partial(self._modulation, request, plan))
@@ -108,12 +117,13 @@ class Flux(PooledFlowModel):
             tokens = [self.engine.array(packing.pack(latents)) for latents in initial.references]
             channels = everything if initial.mask is None else initial.mask.channels
             packed = [packing.pack(one) for one in reversed(channels)]  # the picture's first
-            mask = self.engine.array(np.concatenate(packed, axis=-1)) if packed else None
+            packed += [packing.pack(initial.controls[i]) for i in seen]
+            more = self.engine.array(np.concatenate(packed, axis=-1)) if packed else None
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 [position] = positions
                 start = first[branches[position].prompt]
-                condition = transformer.condition(texts[position][0], grids, tokens, mask)
+                condition = transformer.condition(texts[position][0], grids, tokens, more)
                 return Pass(transformer, condition, lambda x, sigma: (x, (modulation, start + rows[sigma])))
 
             return phases(plan, branches, 1, make_pass)

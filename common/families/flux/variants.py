@@ -1,8 +1,10 @@
-"""The models that share FLUX.1's networks: text to image (dev and schnell), Kontext and Fill.
+"""The models that share FLUX.1's networks: text to image (dev and schnell), Kontext, Fill, Canny and Depth.
 
-Fill's transformer takes more channels. Nothing in a file tells Kontext from dev: a folder in diffusers layout does, by
-the class of its pipeline; else the user says it, or the name of the file. Nor does a file tell schnell from a dev that
-was trained without the embedding of its guidance (de-distilled): a folder does, by its scheduler.
+Fill's transformer takes more channels: the masked picture and the mask. So does that of Canny and of Depth: a control
+picture; these two are told apart by the name of their file or folder. Nothing in a file tells Kontext from dev: a
+folder in diffusers layout does, by the class of its pipeline; else the user says it, or the name of the file. Nor does
+a file tell schnell from a dev that was trained without the embedding of its guidance (de-distilled): a folder does, by
+its scheduler.
 """
 
 from __future__ import annotations
@@ -60,7 +62,21 @@ FILL = FluxVariant(
     known=known.FILL,
     mask_strength=1.0,
 )
-VARIANTS = {variant.name: variant for variant in (TEXT, KONTEXT, FILL)}
+CANNY = FluxVariant(
+    name="canny",
+    pipeline="FluxControlPipeline",
+    title="Canny",
+    purpose="keeps to the edges of a picture",
+    known=known.CANNY,
+)
+DEPTH = FluxVariant(
+    name="depth",
+    pipeline="FluxControlPipeline",
+    title="Depth",
+    purpose="keeps to the depth of a picture",
+    known=known.DEPTH,
+)
+VARIANTS = {variant.name: variant for variant in (TEXT, KONTEXT, FILL, CANNY, DEPTH)}
 DEV, SCHNELL = "dev", "schnell"
 ASKED = ("text", "kontext", DEV, SCHNELL)
 """The values of --variant: models that files of weights do not tell apart."""
@@ -68,12 +84,20 @@ PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {
     "FluxImg2ImgPipeline",
     "FluxInpaintPipeline",
     "FluxKontextInpaintPipeline",
+    "FluxControlImg2ImgPipeline",
+    "FluxControlInpaintPipeline",
 }
 
 
 def of_pipeline(pipeline: str) -> FluxVariant:
     """Return the variant of a folder in diffusers layout, by its `pipeline`, one of PIPELINES."""
-    return next((one for one in (KONTEXT, FILL) if pipeline.startswith(one.pipeline.removesuffix("Pipeline"))), TEXT)
+    starts = ((one, one.pipeline.removesuffix("Pipeline")) for one in (KONTEXT, FILL, CANNY))
+    return next((one for one, start in starts if pipeline.startswith(start)), TEXT)
+
+
+def of_control(name: str) -> FluxVariant:
+    """Return the variant of a model with a control picture, by the `name` of its file or folder."""
+    return DEPTH if "depth" in name.lower() else CANNY
 
 
 def of_name(name: str) -> FluxVariant | None:

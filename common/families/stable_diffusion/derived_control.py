@@ -41,8 +41,9 @@ class Difference:
     mode: ClassVar[Mode] = "fuse"
     is_product: ClassVar[bool] = False
     rank: ClassVar[None] = None
+    inputs: ClassVar[None] = None
 
-    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+    def factors(self, inputs: int = 0) -> tuple[np.ndarray, np.ndarray]:
         raise AssertionError("a difference is no product")
 
     def added(self, weight: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ What is unusual about it:
 - RoPE turns adjacent pairs by (0, row, column) from the corner; all text stands at (0, 0, 0);
 - the rows of the text that are only padding are read like all others;
 - Kontext sees a reference as further tokens of the image, at (1, row, column); Fill sees the latents of the image
-  without its masked part, and each pixel of the mask, as further channels of each token.
+  without its masked part, and each pixel of the mask, as further channels of each token; Canny and Depth see the
+  latents of a control picture so.
 
 Source: the published configurations of FLUX.1-schnell and FLUX.1-dev.
 """
@@ -17,7 +18,7 @@ Source: the published configurations of FLUX.1-schnell and FLUX.1-dev.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
@@ -81,6 +82,14 @@ class FluxConfig:
         """The channels of one predicted token."""
         return self.out_channels or self.in_channels
 
+    def seeing(self, channels: int) -> FluxConfig:
+        """Return the configuration for tokens of `channels`, of which the first are the image's."""
+        return (
+            self
+            if channels == self.in_channels
+            else replace(self, in_channels=channels, out_channels=self.out_features)
+        )
+
 
 def manifest(config: FluxConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
@@ -113,6 +122,13 @@ def uses(stored: Manifest) -> ParamUses:
 def is_modulation(key: str) -> bool:
     """Return whether `key` only makes the modulation of a schedule, so that it is freed after that."""
     return ".norm1" in key or ".norm.linear." in key or key.startswith(("time_text_embed.", "norm_out.linear."))
+
+
+def lora_widths(stored: Manifest) -> dict[str, tuple[int, ...]]:
+    """Return the other numbers of channels of a token that LoRAs are made for: those of an image alone, or of an image
+    and a control picture where a token is an image's."""
+    taken, alone = stored["x_embedder.weight"][1], stored["proj_out.weight"][0]
+    return {"x_embedder.weight": (2 * alone,) if taken == alone else (alone,)}
 
 
 def _double_block(config: FluxConfig) -> Manifest:
@@ -157,6 +173,8 @@ NETWORK = Network(
     streamable=re.compile(rf"({_BLOCK})\."),
     compiled=re.compile(_BLOCK),
     cached_blocks=cached_blocks,
+    picture_input="x_embedder.weight",
+    lora_widths=lora_widths,
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
         Block(name="single_block", paths=re.compile(r"single_transformer_blocks\.\d+"), streams=2, depth=1),

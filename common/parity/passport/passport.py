@@ -155,7 +155,7 @@ class RecordedCall:
 class RecordedControl:
     """One control of a recorded run."""
 
-    name: str  # of its network or LoRA, without folders
+    name: str  # of its network or LoRA, without folders; "": the model itself sees the picture
     fingerprint: str  # of its files
     preprocessor: str
     scale: float = field(metadata=_SCALE)
@@ -164,7 +164,7 @@ class RecordedControl:
     picture: NDArray[np.uint8]  # [H, W, 3] of the image's size, before the preprocessor
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= MAX_NAME:
+        if len(self.name) > MAX_NAME:
             raise ValueError(f"a control called {clean(self.name, 30)!r}")
         if re.fullmatch("[0-9a-f]{64}", self.fingerprint) is None:
             raise ValueError(f"control {clean(self.name, 30)!r} has the fingerprint {clean(self.fingerprint, 30)!r}")

@@ -170,7 +170,10 @@ class FlowModel(DiffusionModel):
         now = self.checkpoint["transformer"]
         self.modulations.renew(before["transformer"], now)
         self.texts.renew(self.checkpoint.texts)
-        if not before["transformer"].plan.same_deltas(now.plan):
+        if now.config != self.config:  # its first layer has other inputs now
+            self.residents.drop("transformer")
+            self.config = now.config
+        elif not before["transformer"].plan.same_deltas(now.plan):
             self.residents.adapt("transformer", now)
 
     @contextmanager

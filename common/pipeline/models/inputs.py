@@ -18,6 +18,7 @@ from qwenimg.common.pictures import pixels
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.prompts import check
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.request import Request
 
 # Masks
@@ -155,6 +156,7 @@ class PictureInputs:
     repeats: bool = False  # True: from the noise that a picture was made of, the model draws it again
     mask: BlendedMask | MaskInput = BlendedMask()
     references: References | None = None
+    control: bool = False  # True: it needs a control picture, which it sees itself
     layers: Callable[[Request], int] | None = None  # the number of layers that a picture is taken apart into
     # Returns a request without a prompt with one that the model writes for its picture. Raises UsageError
     describe: Callable[[Request], Request] | None = None
@@ -192,13 +194,20 @@ class PictureInputs:
     def placeholder(self) -> dict[str, Any]:
         """Return the options of a call without pictures that plans or measures an image: a grey picture for a model
         that needs one."""
-        return {"image": np.full((1024, 1024, 3), pixels.HALF, np.uint8)} if self.fewest else {}
+        grey = np.full((1024, 1024, 3), pixels.HALF, np.uint8)
+        control = {"control": (Control("", "grey", picture=grey),)} if self.control else {}
+        return control | ({"image": grey} if self.fewest else {})
 
     def checked(self, request: Request, name: str, others: OtherModels) -> Request:
         """Return a request as the model `name` takes it: with its pictures on white, unless it sees alpha. Raises
         UsageError."""
         self._check_prompt(request, others)
         self.check_count(len(request.images), name, others)
+        if self.control and not any(not one.network for one in request.controls):
+            shown = clean(name, 60)
+            raise UsageError(
+                f"{shown} needs a control picture: give it, as in qwenimg PROMPT --control canny@PICTURE -m {shown}"
+            )
         return request if self.alpha else request.opaque()
 
     def _check_prompt(self, request: Request, others: OtherModels) -> None:

@@ -14,9 +14,9 @@ Where a module is of a layer that is several weights here, such as q, k and v in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
@@ -68,19 +68,22 @@ class LowRank:
     by_inputs: bool = False  # whether its norm is over inputs, not outputs
     rows: Rows = ALL  # of the module, those of the weight
     swapped: bool = False  # whether the weight has the two halves of its rows swapped
+    inputs: int | None = None  # of the weight, those that it changes: the first ones; None: all
 
     @property
     def is_product(self) -> bool:
         """True if the delta is just `up` times `down`, so that it can be computed as a branch."""
         return self.kind == LORA and self.magnitude is None
 
-    def factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the factors of a product, float32: down [rank in], and up [out rank] times scale and strength.
-        Raises ModelError for values that are not finite."""
+    def factors(self, inputs: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return the factors of a product, float32: down [rank in], and up [out rank] times scale and strength, for a
+        weight of so many `inputs`. Raises ModelError for values that are not finite."""
         import numpy as np
 
         assert self.is_product
         down, up = (_flat(role, floats(self.parts[role])) for role in ("down", "up"))
+        if self.inputs is not None and inputs > self.inputs:
+            down = np.pad(down, ((0, 0), (0, inputs - self.inputs)))
         with np.errstate(all="ignore"):  # the check below refuses values that are not finite
             up = self._taken(up) * np.float32(self.scale * self.strength)
         if not (np.isfinite(down).all() and np.isfinite(up).all()):
@@ -92,6 +95,9 @@ class LowRank:
         finite."""
         import numpy as np
 
+        if self.inputs is not None and weight.shape[1] > self.inputs:
+            change = replace(self, inputs=None).added(weight[:, : self.inputs])
+            return np.pad(change, ((0, 0), (0, weight.shape[1] - self.inputs)))
         with np.errstate(all="ignore"):  # the check below refuses values that are not finite
             if self.magnitude is None:
                 change = self._product(self.scale * self.strength).reshape(weight.shape)
@@ -104,8 +110,7 @@ class LowRank:
         return change
 
     def _not_finite(self) -> ModelError:
-        path = next(iter(self.parts.values())).file.path
-        return bad(path, f"module '{clean(self.module, 80)}' has values that are not finite: fetch it again")
+        return not_finite(next(iter(self.parts.values())), self.module)
 
     def _product(self, scale: float) -> np.ndarray:
         """Return scale times the product of the factors. Scaling one of two factors is less work than scaling their
@@ -126,12 +131,7 @@ class LowRank:
 
     def _taken(self, module: np.ndarray) -> np.ndarray:
         """Return the rows of a module that belong to the weight, in the weight's order."""
-        import numpy as np
-
-        begin, end, of = self.rows
-        part = len(module) // of
-        rows = module if of == 1 else module[begin * part : end * part]
-        return np.roll(rows, len(rows) // 2, axis=0) if self.swapped else rows
+        return _rows_of(module, self.rows, swapped=self.swapped)
 
     def _decomposed(self, weight: np.ndarray, change: np.ndarray) -> np.ndarray:
         """Return the change by PEFT's formula for DoRA, which divides by the norm of the changed weight. (ComfyUI
@@ -146,6 +146,53 @@ class LowRank:
         wanted = (magnitude if self.by_inputs else self._taken(magnitude.reshape(-1))).reshape(norm.shape)
         result: np.ndarray = changed * (wanted / np.maximum(norm, np.finfo(np.float32).tiny)) - weight
         return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Whole:
+    """A tensor of a LoRA file with the shape of a parameter: it is added to a bias, as the factors' own bias, or takes
+    the place of a norm's weight, at any strength but 0."""
+
+    module: str  # its name in the file
+    piece: TensorSlice
+    replaces: bool
+    scale: float = 1.0
+    strength: float = 1.0
+    mode: Mode = "auto"
+    rows: Rows = ALL
+    swapped: bool = False
+    is_product: ClassVar[bool] = False
+    rank: ClassVar[None] = None
+    inputs: ClassVar[None] = None
+
+    def factors(self, inputs: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        raise AssertionError("a whole tensor has no factors")
+
+    def added(self, weight: np.ndarray) -> np.ndarray:
+        """Return its addition to `weight`, float32. Raises ModelError for values that are not finite."""
+        import numpy as np
+
+        values = _rows_of(floats(self.piece), self.rows, swapped=self.swapped)
+        with np.errstate(all="ignore"):  # the check below refuses values that are not finite
+            change: np.ndarray = values - weight if self.replaces else values * np.float32(self.scale * self.strength)
+        if not np.isfinite(change).all():
+            raise not_finite(self.piece, self.module)
+        return change
+
+
+def _rows_of(module: np.ndarray, rows: Rows, *, swapped: bool) -> np.ndarray:
+    """Return the `rows` of a module that belong to a weight, in the weight's order."""
+    import numpy as np
+
+    begin, end, of = rows
+    part = len(module) // of
+    own = module if of == 1 else module[begin * part : end * part]
+    return np.roll(own, len(own) // 2, axis=0) if swapped else own
+
+
+def not_finite(piece: TensorSlice, module: str) -> ModelError:
+    shown = clean(module, 80)
+    return bad(piece.file.path, f"module '{shown}' has values that are not finite: fetch it again")
 
 
 def floats(piece: TensorSlice) -> np.ndarray:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import OpenFile, bad, closed_on_error, is_file
+from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.weights.loras import delta
-from qwenimg.common.weights.loras.delta import LowRank
+from qwenimg.common.weights.loras.delta import LowRank, Whole
 from qwenimg.common.weights.loras.lora_keys import Module, read_modules
 from qwenimg.common.weights.loras.lora_names import Names, Target, find, flat
 from qwenimg.common.weights.loras.peft_config import ADAPTER, ModuleConfig, read_config
@@ -38,7 +39,7 @@ class LoraFile:
         self.file.close()
 
 
-Deltas = dict[str, dict[str, tuple[LowRank, ...]]]
+Deltas = dict[str, dict[str, tuple[LowRank | Whole, ...]]]
 """The deltas of LoRAs, by component, then by parameter."""
 
 
@@ -61,15 +62,16 @@ def fit(lora: LoraFile, names: Names) -> Deltas:
     copies = _copies(targets)
     deltas: Deltas = {}
     for module, target in ((module, target) for module, weights in targets.items() for target in weights):
-        delta_of_weight = _low_rank(lora, module, target)  # checked, also where it is left out
+        every = _deltas(lora, module, target)  # checked, also where they are left out
         if module in copies or not target.used:
             continue
         of_component = deltas.setdefault(target.component, {})
-        if target.name in of_component:
-            twice = of_component[target.name][0].module
-            both = f"modules {first([module])} and '{clean(twice, 80)}' are of one weight"
-            raise bad(path, f"{both}: keep one of them")
-        of_component[target.name] = (delta_of_weight,)
+        for name, one in every.items():
+            if name in of_component:
+                twice = of_component[name][0].module
+                both = f"modules {first([module])} and '{clean(twice, 80)}' are of one weight"
+                raise bad(path, f"{both}: keep one of them")
+            of_component[name] = (one,)
     if not deltas:
         raise bad(path, f"changes only layers that this model does not use, such as {first(targets)}")
     return deltas
@@ -89,7 +91,7 @@ def counts(lora: LoraFile, names: Names) -> str:
 
 def _targets(lora: LoraFile, names: Names) -> dict[str, tuple[Target, ...]]:
     """Return the weights of each module. Raises ModelError for a module without any."""
-    targets = {module: find(names, module) for module in lora.modules}
+    targets = {name: find(names, name, norm="norm" in module.whole) for name, module in lora.modules.items()}
     unknown = [module for module, weights in targets.items() if not weights]
     if unknown:
         raise bad(lora.file.path, f"{_stranger(unknown, len(targets))}: not a LoRA for this model")
@@ -157,31 +159,75 @@ def _stranger(unknown: list[str], count: int) -> str:
 # One module
 
 
+def _deltas(lora: LoraFile, module: str, target: Target) -> dict[str, LowRank | Whole]:
+    """Return the deltas of one module for one weight and its bias, by their parameters."""
+    path, whole = lora.file.path, lora.modules[module].whole
+    try:
+        if "norm" in whole:
+            return {target.name: _whole(target, module, whole["norm"], replaces=True)}
+        delta_of_weight = _low_rank(lora, module, target)
+        deltas: dict[str, LowRank | Whole] = {target.name: delta_of_weight}
+        if "bias" in whole:
+            if not target.has_bias:
+                raise ValueError("adds to a bias, and the layer has none")
+            if delta_of_weight.magnitude is not None:
+                raise ValueError("adds to a bias beside a magnitude, which is not read")
+            bias = _whole(target, module, whole["bias"], replaces=False)
+            deltas[f"{target.name.removesuffix('weight')}bias"] = replace(bias, scale=delta_of_weight.scale)
+    except ValueError as error:
+        raise bad(path, f"module {first([module])}: {error}: not a LoRA for this model") from None
+    return deltas
+
+
+def _whole(target: Target, module: str, piece: TensorSlice, *, replaces: bool) -> Whole:
+    if piece.shape != target.layer[:1]:
+        what = "the norm's weight" if replaces else "the bias"
+        raise ValueError(f"{what} has {piece.shape[0]} values, expected {target.layer[0]}")
+    return Whole(module=module, piece=piece, replaces=replaces, rows=target.rows, swapped=target.swapped)
+
+
 def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
     path, parts_of = lora.file.path, lora.modules[module]
     kind = delta.kind_of(frozenset(parts_of.parts))
     if kind is None:
         raise delta.not_complete(path, module, frozenset(parts_of.parts))
     magnitude = parts_of.scales.get("dora_scale") or parts_of.scales.get("magnitude")
-    try:
-        rank = delta.check(kind, parts_of.parts, target.layer)
-        of_peft = "magnitude" in parts_of.scales
-        by_inputs = magnitude is not None and delta.check_magnitude(magnitude, target.layer, of_peft=of_peft)
-        if by_inputs and target.layer != target.shape:
-            raise ValueError("its magnitude is of the inputs of several layers at once, which is not read")
-        scale = scale_of(lora, module, rank)
-    except ValueError as error:
-        raise bad(path, f"module {first([module])}: {error}: not a LoRA for this model") from None
+    layer = _with_inputs(target, parts_of.parts)
+    rank = delta.check(kind, parts_of.parts, layer)
+    of_peft = "magnitude" in parts_of.scales
+    by_inputs = magnitude is not None and delta.check_magnitude(magnitude, layer, of_peft=of_peft)
+    if by_inputs and target.layer != target.shape:
+        raise ValueError("its magnitude is of the inputs of several layers at once, which is not read")
     return LowRank(
         module=module,
         kind=kind,
         parts=parts_of.parts,
         rank=rank,
-        scale=scale,
+        scale=scale_of(lora, module, rank),
         magnitude=magnitude,
         by_inputs=by_inputs,
         rows=target.rows,
         swapped=target.swapped,
+        inputs=layer[1] if target.widths else None,
+    )
+
+
+def _with_inputs(target: Target, parts: Mapping[str, TensorSlice]) -> Shape:
+    """Return the shape of the layer, with another number of inputs that a LoRA may have for it where the factor `down`
+    has that."""
+    down = parts.get("down")
+    return (target.layer[0], down.shape[-1]) if down and down.shape[-1] in target.widths else target.layer
+
+
+def widened(deltas: Deltas, names: Names) -> bool:
+    """Return whether `deltas` change more inputs of a layer than it has: those of a control picture."""
+    weights = {(one.component, one.name): one for table in names for every in table.names.values() for one in every}
+    return any(
+        one.inputs is not None and one.inputs > weights[component, name].shape[1]
+        for component, by_name in deltas.items()
+        for name, every in by_name.items()
+        if name.endswith("weight")
+        for one in every
     )
 
 

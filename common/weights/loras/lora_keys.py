@@ -2,7 +2,8 @@
 trainers write.
 
 A module may be spelled in two ways in one file, with dots and with underscores, so its tensors are gathered by its flat
-name. Whole differences are not read, but differences of zero are left out."""
+name. Whole differences are not read, but differences of zero are left out. Biases of factors are read, and weights of
+the norms of queries and keys, as FLUX.1's LoRAs for control pictures have them."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ from qwenimg.common.weights.loras.lora_names import flat
 
 MAX_ZEROS = 1 << 30  # bytes of differences of zeros in a file, which are read to know that they are
 
-# The ends of keys behind the module: PEFT's (with the adapter's name or without), kohya's, old diffusers', LyCORIS's
+# The ends of keys behind the module: whole tensors; PEFT's (with the adapter's name or without), kohya's, old
+# diffusers', LyCORIS's
 _ENDINGS = (
+    (re.compile(r"(.+)\.lora_B(?:\.[A-Za-z0-9_-]+)??\.bias"), "bias"),
+    (re.compile(r"(.+\.norm_(?:added_)?[qk])\.weight"), "norm"),
+    (re.compile(r"(.+\.(?:query|key)_norm)\.scale"), "norm"),
     (re.compile(r"(.+)\.lora_A(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "down"),
     (re.compile(r"(.+)\.lora_B(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "up"),
     (re.compile(r"(.+)\.lora_(?P<role>down|up|mid)(?:\.[A-Za-z0-9_-]+)?\.weight"), None),
@@ -32,11 +37,9 @@ _ENDINGS = (
     (re.compile(r"(.+)\.(?P<role>alpha|dora_scale|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"), None),
 )
 _SCALES = ("alpha", "dora_scale", "magnitude")  # roles that are no factors
+_WHOLE = ("bias", "norm")  # roles of tensors with the shape of a parameter
 # Ends of keys whose values are added to a parameter
-_ADDED = (
-    (re.compile(r".*\.(diff|diff_b|w_norm|b_norm)"), "holds whole differences of weights (diff)"),
-    (re.compile(r".*\.lora_B(\..+)?\.bias"), "adds to biases (lora_B.bias)"),
-)
+_ADDED = ((re.compile(r".*\.(diff|diff_b|w_norm|b_norm)"), "holds whole differences of weights (diff)"),)
 # Ends of keys that are known and not read
 _REFUSED = (
     (re.compile(r".*\.(oft_[A-Za-z]+|.*boft.*)(\.weight)?"), "is an OFT or BOFT adapter"),
@@ -58,6 +61,9 @@ class Module(NamedTuple):
 
     parts: Mapping[str, TensorSlice]  # the factors
     scales: Mapping[str, TensorSlice]  # alpha, dora_scale or magnitude
+    whole: Mapping[
+        str, TensorSlice
+    ] = {}  # bias, that is added to the layer's; norm, the weight of a norm in place of it
 
 
 def read_modules(path: Path, pieces: Mapping[str, TensorSlice]) -> dict[str, Module]:
@@ -70,6 +76,8 @@ def read_modules(path: Path, pieces: Mapping[str, TensorSlice]) -> dict[str, Mod
             added.append((piece, what))
             continue
         name, role = _parsed(path, key)
+        if role == "bias" and piece.end - piece.begin <= _CHUNK and _is_zero(piece):
+            continue
         other = roles.setdefault(flat(name), {}).setdefault(role, piece)
         if other is not piece:
             raise bad(path, f"tensors '{clean(other.key, 80)}' and {first([key])} are the same")
@@ -81,8 +89,9 @@ def read_modules(path: Path, pieces: Mapping[str, TensorSlice]) -> dict[str, Mod
     modules = {}
     for form, by_role in roles.items():
         module = Module(
-            {role: piece for role, piece in by_role.items() if role not in _SCALES},
+            {role: piece for role, piece in by_role.items() if role not in (*_SCALES, *_WHOLE)},
             {role: piece for role, piece in by_role.items() if role in _SCALES},
+            {role: piece for role, piece in by_role.items() if role in _WHOLE},
         )
         _check_factors(path, module)
         modules[names[form]] = module
@@ -108,8 +117,13 @@ def _refused(path: Path, key: str, what: str) -> ModelError:
 
 
 def _check_factors(path: Path, module: Module) -> None:
-    if not module.parts:
-        key = next(iter(module.scales.values())).key
+    for role, piece in module.whole.items():
+        if len(piece.shape) != 1 or 0 in piece.shape or piece.dtype not in _FLOATS:
+            raise bad(path, f"tensor {first([piece.key])} is {piece.dtype} {list(piece.shape)}, which no {role} is")
+    if "norm" in module.whole and (module.parts or module.scales or "bias" in module.whole):
+        raise bad(path, f"tensor {first([module.whole['norm'].key])} is of a norm that has other tensors too")
+    if not module.parts and "norm" not in module.whole:
+        key = next(iter({**module.scales, **module.whole}.values())).key
         raise bad(path, f"tensor {first([key])} is of a module without factors: the file is incomplete")
     for piece in module.parts.values():
         if len(piece.shape) < 2 or 0 in piece.shape:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from qwenimg.common.base.shape import Manifest, Shape
@@ -34,6 +34,7 @@ _FUSED = {
     "to_kv": ("to_k", "to_v"),
     "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
 }
+_NORM = re.compile(r"\.norm_(added_)?[qk]$")
 
 
 class Target(NamedTuple):
@@ -45,6 +46,8 @@ class Target(NamedTuple):
     rows: Rows = ALL
     swapped: bool = False
     used: bool = True  # False: the forward does without this layer
+    has_bias: bool = False
+    widths: tuple[int, ...] = ()  # other numbers of inputs that a LoRA may have for it
 
     @property
     def layer(self) -> Shape:
@@ -60,6 +63,7 @@ class ComponentNames:
 
     words: re.Pattern[str]
     names: Mapping[str, tuple[Target, ...]]
+    norms: Mapping[str, tuple[Target, ...]] = field(default_factory=dict)  # of queries and keys, one weight each
 
 
 Names: TypeAlias = tuple[ComponentNames, ...]
@@ -81,18 +85,26 @@ def component_names(
     others: Others | None = None,
     places: Places | None = None,
     unused: Manifest | None = None,
+    widths: Mapping[str, tuple[int, ...]] | None = None,
 ) -> ComponentNames:
-    """Return the table of `component` with these `weights` (parameter: shape). Only matrices and kernels are in it.
-    `words` are regular expressions. `unused`: those that files of the component have and the forward does not use."""
+    """Return the table of `component` with these `weights` (parameter: shape). Only matrices and kernels are in it, and
+    the norms of queries and keys. `words` are regular expressions. `unused`: those that files of the component have and
+    the forward does not use. widths: of a weight, other numbers of inputs that LoRAs have for it."""
     names: dict[str, dict[Rows, Target]] = {}
+    norms: dict[str, tuple[Target, ...]] = {}
     every = {**weights, **(unused or {})}
     for name, shape in every.items():
         path, _, leaf = name.rpartition(".")
-        if leaf != "weight" or len(shape) not in (2, 4):
+        is_norm = len(shape) == 1 and _NORM.search(path) is not None
+        if leaf != "weight" or (len(shape) not in (2, 4) and not is_norm):
             continue
         called = [Place(path), *map(Place, (others or {}).get(path, ())), *(places or {}).get(path, ())]
         for place in (*called, *_fused(path, every)):
-            target = Target(component, name, shape, place.rows, place.decode == "swapped", name in weights)
+            swapped, used, more = place.decode == "swapped", name in weights, (widths or {}).get(name, ())
+            target = Target(component, name, shape, place.rows, swapped, used, f"{path}.bias" in every, more)
+            if is_norm:
+                norms[flat(place.key)] = (target,)
+                continue
             owner = names.setdefault(flat(place.key), {}).setdefault(place.rows, target)
             assert owner == target, f"{place.key} is {target.name} and {owner.name}"
     for form, several in names.items():
@@ -100,6 +112,7 @@ def component_names(
     return ComponentNames(
         words=re.compile("|".join(sorted((*_ANY, *words), key=len, reverse=True))),
         names={form: tuple(rows.values()) for form, rows in names.items()},
+        norms=norms,
     )
 
 
@@ -113,17 +126,18 @@ def _fused(path: str, weights: Manifest) -> Iterator[Place]:
             yield Place(f"{owner}.{fused}", Rows(at, at + 1, len(layers)))
 
 
-def find(names: Names, module: str) -> tuple[Target, ...]:
+def find(names: Names, module: str, *, norm: bool = False) -> tuple[Target, ...]:
     """Return the weights of the layer that a file calls `module`; none if it is no layer of the model, or one of
-    several components that the name does not tell apart."""
-    layers = [targets for one in names if (targets := _inside(one, flat(module)))]
+    several components that the name does not tell apart. norm: find the weight of a norm."""
+    tables = ((one, one.norms if norm else one.names) for one in names)
+    layers = [targets for one, table in tables if (targets := _inside(one.words, table, flat(module)))]
     return layers[0] if len(layers) == 1 else ()
 
 
-def _inside(one: ComponentNames, path: str) -> tuple[Target, ...]:
-    """Return the weights of `path` in one component, whose words in front are left out one by one."""
+def _inside(words: re.Pattern[str], table: Mapping[str, tuple[Target, ...]], path: str) -> tuple[Target, ...]:
+    """Return the weights of `path` in the table of one component, whose words in front are left out one by one."""
     for _ in range(MOST_WORDS):
-        targets, word = one.names.get(path, ()), one.words.match(path)
+        targets, word = table.get(path, ()), words.match(path)
         if targets or not word:
             return targets
         path = path[word.end() :]

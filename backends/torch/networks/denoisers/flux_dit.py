@@ -144,9 +144,9 @@ class FluxTransformer(torch.nn.Module):
     ) -> Tensor:
         """Predict the velocity [1 L' out] for packed latents [1 L' in] and the text stream [1 S C].
 
-        mask: Fill's further channels [1 L' M]; references [1 L-L' C]: embedded tokens. double_mods: per block ([1 6C],
-        [1 6C]); single_mods: per block [1 3C]; final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and references, and
-        of the text; joint_rope: the same with the text first, [S+L 1 D/2 2].
+        mask: further channels [1 L' M], Fill's or a control picture's; references [1 L-L' C]: embedded tokens.
+        double_mods: per block ([1 6C], [1 6C]); single_mods: per block [1 3C]; final_mod [1 2C]; rope: tables
+        [L 1 D/2 2] of image and references, and of the text; joint_rope: the same with the text first, [S+L 1 D/2 2].
         """
         tokens = latents if mask is None else torch.cat((latents, mask), dim=-1)
         img = ops.stream(self.x_embedder(tokens), self.stream)
@@ -231,7 +231,8 @@ class Runner:
         mask: Tensor | None = None,
     ) -> Condition:
         """Prepare text states [1 S 4096]. grids: rows and columns in tokens of the image and of each reference;
-        references: their packed latents [1 L C]; mask: Fill's further channels [1 L C] of the image."""
+        references: their packed latents [1 L C]; mask: further channels [1 L C] of the image, Fill's or a control
+        picture's."""
         tables = flux_conditioning.image_and_text_rope(self.config, grids, text.shape[1])
         img, txt = (
             ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
