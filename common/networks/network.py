@@ -49,6 +49,8 @@ class Network:
     picture_input: str = ""
     # From the stored tensors, other numbers of inputs that LoRAs have for a weight
     lora_widths: Callable[[Manifest], Mapping[str, tuple[int, ...]]] = lambda stored: {}
+    # From the stored tensors, those that only others of its models have, which LoRAs for them change too
+    lacking: Callable[[Manifest], Manifest] = lambda stored: {}
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
     traced: tuple[Block, ...] = ()  # the kinds of its modules that are compared between backends
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files

@@ -29,10 +29,11 @@ def denoiser_names(name: str, part: Component, network: Network | None = None) -
     network = network or import_network(NETWORKS, part.network).NETWORK
     weights = {key: shape for key, shape in part.plan.shapes.items() if key not in network.tables}
     layouts = next((one for one in LAYOUTS if one.network is network), None)
-    paths = [key.removesuffix(".weight") for key in weights if key.endswith(".weight")]
+    lacking = network.lacking(weights)
+    paths = [key.removesuffix(".weight") for key in (*weights, *lacking) if key.endswith(".weight")]
     others = {path: [network.published(f"{path}.weight").removesuffix(".weight")] for path in paths}
     places = {path: list(_places(layouts, path, part.config)) for path in paths} if layouts else None
-    return component_names(name, weights, DENOISER, others, places, widths=network.lora_widths(weights))
+    return component_names(name, weights, DENOISER, others, places, lacking, network.lora_widths(weights))
 
 
 def _places(layouts: Layouts, path: str, config: object) -> Iterator[Place]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from qwenimg.common.networks.denoisers import flux_names
 
 FLOAT32 = 1e-6  # relative L2 of a change of a weight
 Tensors = dict[str, torch.Tensor]
@@ -80,4 +83,24 @@ def style_lora(seed: int = 3, rank: int = 2) -> Tensors:
             tensors[f"transformer.{path}.lora_B.weight"] = 0.1 * torch.randn(
                 layer.out_features, rank, generator=generator
             )
+    return tensors
+
+
+def authors_control_lora(shapes: Mapping[str, tuple[int, ...]], rank: int) -> Tensors:
+    """The same by its authors' names, as they publish it, for the shapes of FLUX.1 dev's transformer."""
+    generator, tensors = torch.Generator().manual_seed(1), dict[str, torch.Tensor]()
+    layers: dict[str, list[int]] = {}
+    for key in (key for key in shapes if key.endswith(".weight")):
+        there = flux_names.place(key)
+        path = there.key.removesuffix(".weight")
+        if len(shapes[key]) == 1:
+            tensors[there.key] = torch.randn(shapes[key], generator=generator)
+            continue
+        outputs, inputs = shapes[key]
+        begin, end, of = there.rows
+        layers[path] = [outputs * of // (end - begin), inputs * (2 if key == "x_embedder.weight" else 1)]
+    for path, (outputs, inputs) in layers.items():
+        tensors[f"{path}.lora_A.weight"] = torch.randn(rank, inputs, generator=generator)
+        tensors[f"{path}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator)
+        tensors[f"{path}.lora_B.bias"] = torch.randn(outputs, generator=generator)
     return tensors

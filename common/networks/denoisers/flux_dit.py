@@ -131,6 +131,14 @@ def lora_widths(stored: Manifest) -> dict[str, tuple[int, ...]]:
     return {"x_embedder.weight": (2 * alone,) if taken == alone else (alone,)}
 
 
+def lacking(stored: Manifest) -> Manifest:
+    """Return the embedding of guidance, which schnell is without: LoRAs for dev change it."""
+    there = {
+        key.replace("timestep", "guidance"): shape for key, shape in stored.items() if ".timestep_embedder." in key
+    }
+    return {key: shape for key, shape in there.items() if key not in stored}
+
+
 def _double_block(config: FluxConfig) -> Manifest:
     dim = config.dim
     return params.merge(
@@ -175,6 +183,7 @@ NETWORK = Network(
     cached_blocks=cached_blocks,
     picture_input="x_embedder.weight",
     lora_widths=lora_widths,
+    lacking=lacking,
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
         Block(name="single_block", paths=re.compile(r"single_transformer_blocks\.\d+"), streams=2, depth=1),
