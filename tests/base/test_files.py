@@ -468,6 +468,7 @@ def test_npy_of_others(tmp_path: Path, dtype: str, order: str, version: tuple[in
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.sample(1)
 def test_safetensors_of_torch(tmp_path: Path, dtype: str) -> None:
     import torch
     from safetensors.torch import save_file

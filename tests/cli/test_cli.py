@@ -1001,6 +1001,7 @@ def test_info_of_a_foreign_picture(library: Library) -> None:
     assert json.loads(cli("info", "plain.png", "--json").out)["recipe"] is None
 
 
+@pytest.mark.sample(0)
 def test_info_of_a_model(tiny_folder: Path) -> None:
     ran = cli("info", str(tiny_folder))
     assert ran.code == 0 and b"transformer" in ran.out, ran.err
@@ -1096,6 +1097,7 @@ def test_real_refusals(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert ran.code == 2 and "[1, 16, 4, 4]" in ran.err and [p.name for p in tmp_path.iterdir()] == ["l.npy"]
 
 
+@pytest.mark.sample(0)
 def test_pull_is_there() -> None:
     assert cli("pull", "--help").code == 0
     lists = [[line.split()[:2] for line in cli(name).out.splitlines()[:-1]] for name in ("pull", "models")]

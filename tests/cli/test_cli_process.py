@@ -140,7 +140,7 @@ def test_bytes_that_are_not_text_end_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_signal_ends_the_run_after_the_step(tmp_path: Path, number: signal.Signals, code: int) -> None:
     folder, gate = tmp_path / "out", tmp_path / "gate"
     folder.mkdir()
@@ -187,6 +187,7 @@ def test_a_signal_while_the_module_of_temporary_files_is_imported_is_one_line(tm
     assert ran.returncode == 130 and "stopped by a signal" in ran.stderr and ran.stderr.count("\n") == 1, ran
 
 
+@pytest.mark.sample(0)
 def test_a_signal_is_an_error_event(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with started(tmp_path, "x", "--json", "-s", "1-2", "-o", "{seed}", GATE=str(gate)) as process:
@@ -203,7 +204,7 @@ ENDED = "qwenimg: error: stopped by a signal; the pictures that were done are ke
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("stage", ["load", "prepare", "stream"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_one_signal_ends_what_lasts_long(tmp_path: Path, stage: str, number: signal.Signals) -> None:
     """It sits in C for hours, where no exception can be raised: in a step, which has no limit here, or before it."""
     with started(tmp_path, "x", "--json", STUCK=stage, LONG="0") as process:
@@ -215,6 +216,7 @@ def test_one_signal_ends_what_lasts_long(tmp_path: Path, stage: str, number: sig
     assert f'"event": "error", "index": null, "exit": {code}' in out.splitlines()[-1]
 
 
+@pytest.mark.sample(0)
 def test_a_step_that_lasts_as_long_as_those_before_it_is_not_waited_for(tmp_path: Path) -> None:
     with started(tmp_path, "x", "-s", "1-3", "-o", "{seed}", GATE=str(tmp_path / "never"), LONG="0.2") as process:
         wait_for(process, "at the gate")  # the steps before it took 0.25 s each, as the pipeline says
@@ -224,6 +226,7 @@ def test_a_step_that_lasts_as_long_as_those_before_it_is_not_waited_for(tmp_path
     assert out == f"{tmp_path / '1.png'}\n" and [p.name for p in tmp_path.iterdir()] == ["1.png"]
 
 
+@pytest.mark.sample(0)
 def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     with started(tmp_path, "x", STUCK="stream", REPEAT="0") as process:
         wait_for(process, "stuck")
@@ -234,6 +237,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     assert (process.returncode, out, err) == (130, "", ENDED) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.sample(0)
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     command = ["nohup", sys.executable, "-c", SCRIPT, "x", "-s", "1-2", "-o", "{seed}"]
@@ -261,7 +265,7 @@ def shell(folder: Path, line: str, *args: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("options", [["x"], ["x", "--json"]])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path, options: list[str]) -> None:
     ran = shell(tmp_path, 'run "$@" -s 1-2 -o "{seed}" | true', *options)
     assert ran.returncode == 0 and "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr, ran.stderr
@@ -277,6 +281,7 @@ def alike(*options: str) -> Any:
     "options",
     [["--help"], ["x", "-o", "-"], alike("completion", "zsh"), alike("info", "a.png")],
 )
+@pytest.mark.sample(0)
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path, options: list[str]) -> None:
     Image.new("RGB", (3, 4)).save(tmp_path / "a.png")
     ran = shell(tmp_path, 'run "$@" | true', *options)
@@ -287,7 +292,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path, options: list[str]) ->
     "options",
     [["x", "-o", "a"], ["x", "--json"], ["--help"], alike("x", "-o", "-"), alike("--version")],
 )
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_full_standard_output(tmp_path: Path, options: list[str]) -> None:
     ran = shell(tmp_path, 'run "$@" > /dev/full', *options)
     assert ran.returncode == 4 and "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr, ran.stderr

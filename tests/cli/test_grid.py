@@ -6,6 +6,7 @@ import json
 import random
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,18 @@ SMALL = ("-m", "shapes", "--size", "64x64")
 PROMPT = "a red ring"
 
 
-@pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
-def test_cells_are_the_pictures_of_single_runs(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_this_process(*args: str, cwd: Path) -> tuple[int, str, str]:
+    ran = cli(*args)
+    return ran.code, ran.out.decode(), ran.err
+
+
+@pytest.mark.parametrize(
+    ("backend", "qwenimg"),
+    [("cpu", in_this_process), *(pytest.param(one, qwenimg, marks=pytest.mark.rest) for one in ("cpu", "mlx"))],
+)
+def test_cells_are_the_pictures_of_single_runs(
+    backend: str, qwenimg: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit for bit, also on the sheet; and those of the sheet's own recipe are the same again."""
     if backend == "mlx":
         pytest.importorskip("mlx")
@@ -44,7 +54,7 @@ def test_cells_are_the_pictures_of_single_runs(backend: str, tmp_path: Path, mon
     for i, (word, guidance) in enumerate([("red", 1), ("blue", 1), ("red", 4), ("blue", 4)]):
         name = f"{i}.png"
         args = (f"a {word} ring", *SMALL, "--backend", backend, "--guidance", str(guidance), "--steps", "2", "-s", "7")
-        assert qwenimg(*args, "-o", name, cwd=tmp_path)[0] == 0  # as the cells, in a process of its own
+        assert qwenimg(*args, "-o", name, cwd=tmp_path)[0] == 0  # as the cells, without others
         assert (pixels(cells[i]) == pixels(tmp_path / name)).all(), (word, guidance)
         top, left = i // 2 * down + MARGIN, i % 2 * across + MARGIN
         assert (page[top : top + 64, left : left + 64] == pixels(tmp_path / name)).all()
@@ -57,7 +67,7 @@ def test_cells_are_the_pictures_of_single_runs(backend: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_grid_goes_on(how: signal.Signals, tmp_path: Path) -> None:
     """After a kill or Ctrl-C no picture is drawn twice, and the sheet is that of an unbroken run."""
     args = ("grid", "a star", *SMALL, "--backend", "cpu", "--x", "seed=1-6", "--steps", "20", "-o")
@@ -151,6 +161,7 @@ def test_words_are_replaced_and_labels_stand_under_cells() -> None:
     assert len(parse_axis("--x", f"seed=1-{MOST_CELLS}").values) == MOST_CELLS
 
 
+@pytest.mark.sample(0)
 def test_the_sheet_is_bounded(tmp_path: Path) -> None:
     """A hundred large pictures of several shapes: no more pixels than are read back, and each is there."""
     sides = [(1500, 700), (300, 2000)]

@@ -187,6 +187,7 @@ mcp_library = pytest.mark.skipif(
 )
 
 
+@pytest.mark.sample(0)
 def test_the_command_needs_a_folder(tmp_path: Path) -> None:
     cli("mcp").refused(2, "--folder")
     (tmp_path / "file").write_text("x")
@@ -196,7 +197,7 @@ def test_the_command_needs_a_folder(tmp_path: Path) -> None:
 
 @mcp_library
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_the_librarys_own_client(folders: dict[str, Path], place: Path, backend: str) -> None:
     from mcp.client import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -253,6 +254,7 @@ def draws(number: int, steps: int) -> dict[str, Any]:
 
 
 @mcp_library
+@pytest.mark.sample(0)
 def test_closed_standard_input_ends_it(folders: dict[str, Path], place: Path) -> None:
     """Nothing but messages is on standard output, whatever a client sends; a picture that is drawn ends first."""
     process = started(folders, place)
@@ -271,7 +273,7 @@ def test_closed_standard_input_ends_it(folders: dict[str, Path], place: Path) ->
 
 @mcp_library
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_signal_ends_it(folders: dict[str, Path], place: Path, number: int, code: int) -> None:
     process = started(folders, place)
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None

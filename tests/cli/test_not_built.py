@@ -206,6 +206,7 @@ FINDING = (
 
 
 @pytest.mark.parametrize("word", FINDING.split())
+@pytest.mark.sample(20)
 def test_a_word_that_people_type_is_answered(library: Library, word: str) -> None:
     ran = cli(word)
     ran.refused(2, f"-p {word}")

@@ -168,6 +168,7 @@ def test_converted_it_is_the_same_file_format_and_picture(model: tuple[Path, Pat
         assert np.array_equal(one.pixels, other.pixels)
 
 
+@pytest.mark.sample(0)
 def test_info_and_plan(wide: Callable[[str], Path], tmp_path: Path) -> None:
     """info says the format, or why no model is drawn with a file; plan counts 8 bits."""
     coded, plain = written(wide("qwen"), tmp_path, "convrot")

@@ -145,7 +145,7 @@ LIKE_OTHERS = ("sd21", "sdxl")
     ],
     indirect=["kind"],
 )
-@pytest.mark.sample(6)
+@pytest.mark.sample(1)
 def test_both_backends_draw_the_same(shared: Callable[[str], Pipeline], kind: str, task: str) -> None:
     made = [shared(backend)(PROMPT, **ASKED, **TASKS[task]) for backend in BACKENDS]
     error = relative(made[1].latents, made[0].latents)
@@ -174,6 +174,7 @@ OF_FAMILIES = {
 
 
 @one_of_each_family
+@pytest.mark.sample(2)
 def test_options_of_other_families_change_nothing(shared: Callable[[str], Pipeline]) -> None:
     """`guidance_rescale` changed the pictures of FLUX.2 and Qwen-Image-2.1, while a warning said that it does not."""
     pipe = shared("cpu")
@@ -243,7 +244,7 @@ def test_both_backends_start_a_masked_part_alike(shared: Callable[[str], Pipelin
 
 
 @each(PATHS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_a_step_has_its_latents(shared: Callable[[str], Pipeline], backend: str) -> None:
     """Those of the last step go to the VAE, scaled if the schedule does not end at 0. All are there after the run."""
     during, steps = [], []
@@ -469,7 +470,7 @@ def test_what_is_freed_is_loaded_again(load: Opener, backend: str) -> None:
 
 
 @each(PATHS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_closed_is_closed(load: Opener, backend: str) -> None:
     pipe = load(backend)
     pipe(PROMPT, **BRIEF)

@@ -27,6 +27,7 @@ NOTES = {"quantization_level": "None", "mflux_version": "0.24.0"}
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_it_draws_what_the_folder_of_diffusers_draws(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
     """With a reference, which the VAE encodes, and with guidance, since the name says `base`; converted too."""
     model, picture = tiny_flux2["flux2-base"], np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)

@@ -111,6 +111,7 @@ def test_parts_that_it_lacks_and_parts_in_its_place(made: Made, expected: Any, t
     assert "lacks text_encoder, text_encoder_2: add --text-encoder FILE --text-encoder FILE" in text
 
 
+@pytest.mark.sample(0)
 def test_it_is_converted_to_a_folder(made: Made, expected: Any, tmp_path: Path) -> None:
     convert(made.file, tmp_path / "made", LoadOptions(tokenizer=made.words), Mock())
     assert np.array_equal(made.draw(tmp_path / "made"), expected["cpu"])

@@ -284,6 +284,7 @@ def test_fewer_bits_and_converted(wide: dict[str, Path], tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", quick("fill"))
+@pytest.mark.sample(0)
 def test_gguf(wide: dict[str, Path], tmp_path: Path, kind: str) -> None:
     values = {key: value.numpy() for key, value in load_file(authors(wide[kind], tmp_path / "a.safetensors")).items()}
     file = tmp_path / f"flux1-{kind}-dev-Q8_0.gguf"
@@ -399,7 +400,7 @@ FAULTS: dict[str, tuple[Plant, ...]] = {
 @pytest.mark.parametrize(
     ("kind", "fault"), [pytest.param(kind, one, id=one.__name__) for kind, some in FAULTS.items() for one in some]
 )
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_faults_are_seen(wide: dict[str, Path], kind: str, fault: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each moves the latents by a hundred times what diffusers' may differ."""
     right = drawn(kind, wide[kind])
@@ -414,7 +415,7 @@ def test_faults_are_seen(wide: dict[str, Path], kind: str, fault: Plant, monkeyp
 
 @pytest.mark.parametrize("hole", ["all by default", "a part", "all", "nothing"])
 @pytest.mark.parametrize("source", BACKENDS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 def test_a_passport_of_fill(wide: dict[str, Path], tmp_path: Path, source: str, hole: str) -> None:
     """It passes on both backends. Where all is hole, the encoder sees one grey, so that some groups of channels are
     nearly flat."""
@@ -432,6 +433,7 @@ def test_a_passport_of_fill(wide: dict[str, Path], tmp_path: Path, source: str, 
 # The command line
 
 
+@pytest.mark.sample(0)
 def test_the_command(wide: dict[str, Path], tmp_path: Path) -> None:
     picture, mask, out = (tmp_path / f"{name}.png" for name in ("picture", "mask", "out"))
     Image.fromarray(PICTURE).save(picture)

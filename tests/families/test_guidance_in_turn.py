@@ -182,6 +182,7 @@ def test_pictures_of_other_sizes_follow(rung: int, folders: dict[str, Path], mon
 
 
 @pytest.mark.parametrize("published", ["sdxl --max-memory 1900MB", "sd15 --max-memory 750MB"])
+@pytest.mark.sample(1)
 def test_in_turn_is_planned_before_a_smaller_picture_is(published: str) -> None:
     """Both were refused, and a smaller size said instead."""
     ran = cli("plan", *published.split(), "--backend", "cpu", "--precision", "bf16", "--memory", "16GB", "--json")

@@ -90,6 +90,7 @@ KNOWN: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.sample(7)
 def test_names_have_the_defaults_of_their_files(name: str, tmp_path: Path) -> None:
     known, (family, license, steps, guidance, more) = catalog.KNOWN[name], KNOWN[name]
     model = registry.published(known)
@@ -150,6 +151,7 @@ def test_info_describes_a_folder(tiny: dict[str, Path], kind: str, words: str) -
 
 
 @pytest.mark.parametrize(("name", "kind", "guidance"), [("z-image", "z-image", 4.0), ("sd3.5-medium", "sd3", 4.5)])
+@pytest.mark.sample(1)
 def test_a_pulled_model_has_the_defaults_of_its_name(
     fake, cache, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, kind: str, guidance: float
 ) -> None:

@@ -83,7 +83,7 @@ def usual(kind: str, modules: Modules) -> Tensors:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.sample(40)
+@pytest.mark.sample(7)
 def test_a_spelling_of_the_denoisers_layers(model: tuple[str, Path, Names], spelling: str, tmp_path: Path) -> None:
     kind, _, names = model
     modules, name = of_denoiser(model), SPELLINGS[spelling]
@@ -156,6 +156,7 @@ def parted(modules: list[Arrays]) -> list[Arrays]:
     return parts
 
 
+@pytest.mark.sample(2)
 def test_layers_that_diffusers_fuses(model: tuple[str, Path, Names], tmp_path: Path) -> None:
     kind, folder, names = model
     there, fused, split = cases.shapes(folder, denoiser(kind)), Modules(), Modules()
@@ -170,6 +171,7 @@ def test_layers_that_diffusers_fuses(model: tuple[str, Path, Names], tmp_path: P
         assert same(spelled(fused, form), usual(kind, split), names, tmp_path) == len(split)
 
 
+@pytest.mark.sample(3)
 def test_split_layers_count_beside_a_fused_one(model: tuple[str, Path, Names], tmp_path: Path) -> None:
     kind, folder, names = model
     there, fused, split = cases.shapes(folder, denoiser(kind)), Modules(), Modules()
@@ -273,7 +275,7 @@ def test_sd3_without_t5(tiny_sd3: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 def test_the_picture_is_that_of_the_folder_with_the_change(
     model: tuple[str, Path, Names], tiny: dict[str, Path], backend: str, tmp_path: Path
 ) -> None:

@@ -155,6 +155,7 @@ def test_one_file_draws_what_the_folder_draws(made: dict[str, Made], family: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample(1)
 def test_info_names_the_parts_and_the_option(made: dict[str, Made], family: str) -> None:
     told = describe(made[family].file)
     print("\n".join(told.lines))
@@ -202,6 +203,7 @@ def test_parts_that_it_lacks_and_parts_in_its_place(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample(1)
 def test_it_is_converted_to_a_folder(
     made: dict[str, Made], expected: dict[str, np.ndarray], family: str, tmp_path: Path
 ) -> None:
@@ -223,6 +225,7 @@ def test_it_is_converted_to_a_folder(
         ("lacks transformer", "lacks tensor"),
     ],
 )
+@pytest.mark.sample(8)
 def test_files_that_are_broken(made: dict[str, Made], family: str, fault: str, named: str, tmp_path: Path) -> None:
     one = made[family]
     shutil.copytree(one.folder / "tokenizer", tmp_path / "tokenizer")

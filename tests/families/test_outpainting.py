@@ -31,7 +31,7 @@ def few_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("kind", "blur"), crossed(KINDS, (0.0, None)))
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 def test_what_is_kept_is_exact_and_both_backends_draw_the_same(
     tiny: dict[str, Path], tmp_path: Path, kind: str, blur: float | None
 ) -> None:
@@ -54,6 +54,7 @@ def test_what_is_kept_is_exact_and_both_backends_draw_the_same(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_the_picture_is_kept_bit_for_bit_outside_the_edge(backend: str) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
     with qwenimg.load("shapes", backend=backend, precision="fp32") as pipe:
@@ -94,6 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "told"), REFUSED, ids=lambda one: ascii(one)[:30])
+@pytest.mark.sample(8)
 def test_what_is_refused_is_one_line(tiny: dict[str, Path], given: dict[str, Any], told: str) -> None:
     with (
         qwenimg.load(tiny["sd15"], backend="cpu", precision="fp32") as pipe,
@@ -103,6 +105,7 @@ def test_what_is_refused_is_one_line(tiny: dict[str, Path], given: dict[str, Any
     assert len(str(caught.value)) <= 300 and str(caught.value).isprintable()
 
 
+@pytest.mark.sample(0)
 def test_the_command_and_its_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Image.fromarray(PICTURE).save("a.png")

@@ -188,6 +188,7 @@ def test_info_says_what_a_file_is_for(files: dict[str, Path], part: str, words: 
     assert words in said[0]
 
 
+@pytest.mark.sample(0)
 def test_info_of_a_published_size_names_codes_and_faults(tmp_path: Path) -> None:
     """The published transformer with its first layer in 8 bits, all tensors but headers empty of data on disk."""
     manifest = qwen_dit.manifest(QwenDiTConfig())
@@ -225,6 +226,7 @@ def test_info_of_a_folder_in_eight_bits_has_no_faults(tiny_folder: Path, layout:
     assert said.faults == [] and "F8_E4M3 with scales" in "".join(said.lines)
 
 
+@pytest.mark.sample(0)
 def test_the_command_line_and_a_picture_made_again(
     tiny_folder: Path, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +297,7 @@ def test_parts_alone_take_the_small_files_of_the_cache(pulled: Path, tiny_folder
             ]
 
 
+@pytest.mark.sample(0)
 def test_a_picture_of_cached_parts_is_made_again_by_itself(pulled: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = [f"someone/split_files/{part}/weights.safetensors" for part in PARTS]

@@ -78,6 +78,7 @@ def test_the_caption_is_the_prompt(tiny_layered: Path, backend: str) -> None:
         assert np.array_equal(pipe(prompt, **ASKED).latents, result.latents)
 
 
+@pytest.mark.sample(0)
 def test_the_head_is_loaded_for_a_caption_alone(tiny_layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, loaded = list[str](), list[tuple[str, bool]]()
     enter, open_ = Residents.acquire, Runtime.open
@@ -129,6 +130,7 @@ def test_streamed_and_converted_and_in_16_bits(tiny_layered: Path, tmp_path: Pat
     assert opened(tiny_layered, quantize="8")("", **ASKED).recipe["prompt"]
 
 
+@pytest.mark.sample(0)
 def test_a_lora_of_the_text_encoder_has_a_caption_of_its_own(tiny_layered: Path, tmp_path: Path) -> None:
     import torch
 
@@ -193,6 +195,7 @@ def test_wrong_settings(tiny_layered: Path, tmp_path: Path, values: dict[str, An
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_a_run_is_interrupted_between_two_tokens(tiny_layered: Path, backend: str) -> None:
     class Ended(Exception):
         pass
@@ -323,6 +326,7 @@ sys.exit(run())
 """
 
 
+@pytest.mark.sample(0)
 def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, tmp_path: Path) -> None:
     """In a process of its own: signals are watched in one that the command line has to itself."""
     asked = ("-m", tiny_layered, "-i", picture, *SHORT, "-o", "out.png")
@@ -333,6 +337,7 @@ def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, tmp_path: P
     assert errors.splitlines()[-1] == f"qwenimg: error: {STOPPED}"
 
 
+@pytest.mark.sample(0)
 def test_a_job_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:
     with pytest.raises(HttpError, match="a prompt is missing"):
         body.job_of({"prompt": " "}, Settings(models={}), most=1)

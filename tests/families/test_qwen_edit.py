@@ -328,6 +328,7 @@ def test_info(folder: Path) -> None:
     assert b"text_encoder: 80 tensors" in ran.out
 
 
+@pytest.mark.sample(0)
 def test_the_text_encoder_is_opened_once_for_several_prompts(folder: Path, files: list[str], tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("a ring\na star\n")
     ran = cli("--prompt-file", str(tmp_path / "prompts.txt"), "-m", str(folder), "-i", files[0], *SHORT,

@@ -186,6 +186,7 @@ def test_quantize_codes_what_is_decoded(folder: Path, lossy: dict[str, Path]) ->
     opened.checkpoint.close()
 
 
+@pytest.mark.sample(0)
 def test_a_lora_is_added_to_codes(folder: Path, lossy: dict[str, Path], tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 

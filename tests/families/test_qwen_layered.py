@@ -138,7 +138,7 @@ def test_streamed_is_the_same(tiny_layered: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "precision"), [("cpu", "bf16"), ("mlx", "fp16")])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_16_bits(tiny_layered: Path, backend: str, precision: str) -> None:
     exact = opened(tiny_layered, backend)("a ring", **ASKED).latents
     error = relative(opened(tiny_layered, backend, precision=precision)("a ring", **ASKED).latents, exact)
@@ -158,6 +158,7 @@ def test_step_cache_and_both_branches_at_once(tiny_layered: Path, backend: str) 
     assert relative(pipe("a ring", **asked).latents, plain) < 1e-5
 
 
+@pytest.mark.sample(0)
 def test_lora(tiny_layered: Path, tmp_path: Path) -> None:
     import torch
 
@@ -251,6 +252,7 @@ def drawn(folder: Path, picture: str, *options: str) -> Any:
     return cli("a ring", "-m", str(folder), "-i", picture, *short, *options)
 
 
+@pytest.mark.sample(0)
 def test_layers_are_files(tiny_layered: Path, picture: str, tmp_path: Path) -> None:
     ran = drawn(tiny_layered, picture, "-o", f"{tmp_path}/out/{{layer}}.png", "--stack", "--sheet")
     names = ["0.png", "1.png", "stack.png", "sheet.png"]
@@ -352,7 +354,7 @@ def test_a_passport_has_each_layer(tiny_layered: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 3])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_each_layer_is_a_picture_of_a_job(tiny_layered: Path, picture: str, first: int) -> None:
     """`first` pictures are kept by an earlier server: of two seeds with two layers, all of the first and one more."""
     worker, sent = drawing(tiny_layered)

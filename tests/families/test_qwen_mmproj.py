@@ -194,7 +194,7 @@ def test_info_and_wrong_files(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_comfyuis_file_has_the_tower_too(tiny_edit: dict[str, Path], layout: str, tmp_path: Path) -> None:
     """In transformers' older names, with 8 bits in both halves."""
     folder = tiny_edit["qwen-2511"]

@@ -164,6 +164,7 @@ def test_a_folder_with_other_texts_and_vae(made: Made, drawn: Any, expected: Any
         ((), {"transformer": "vae"}, ModelError, "holds no transformer of Stable Diffusion 3"),
     ],
 )
+@pytest.mark.sample(2)
 def test_what_does_not_fit(
     made: Made, without: tuple[str, ...], parts: dict[str, str], error: type[Exception], message: str
 ) -> None:
@@ -209,7 +210,7 @@ def test_info(made: Made) -> None:
 
 
 @pytest.mark.parametrize("form", ["folder", "file", "file without table", "without T5", "parts"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_converted_model_draws_the_same(made: Made, drawn: Any, expected: Any, tmp_path: Path, form: str) -> None:
     """And what is in the folder is whole in diffusers' names."""
     source, choices = made.folder, LoadOptions()

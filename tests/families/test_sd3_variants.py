@@ -61,7 +61,7 @@ def test_t5_left_out_is_in_the_recipe_and_repeated(
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("kind", ["sd3", "large"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_passport_without_t5(tiny_sd3: dict[str, Path], tmp_path: Path, kind: str, backend: str) -> None:
     """It passes on both backends, though 256 rows of its text are equal, whose roundings go one way."""
     passport = tmp_path / "passport.safetensors"

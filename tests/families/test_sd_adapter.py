@@ -114,7 +114,7 @@ def files() -> dict[str, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("kind", ["adapter", "controlnet"])
 @pytest.mark.parametrize("form", ["safetensors", "pth", "old pth"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_mutants_are_refused_in_one_line_or_read(
     tmp_path: Path, model: Checkpoint, monkeypatch: pytest.MonkeyPatch, kind: str, form: str
 ) -> None:

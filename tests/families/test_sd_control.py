@@ -138,6 +138,7 @@ def test_broken_configurations_are_refused(
 
 
 @pytest.mark.parametrize("names", ["diffusers", "authors"])
+@pytest.mark.sample(1)
 def test_mutants_are_refused_in_one_line_or_read(tmp_path: Path, net: Path, model: Checkpoint, names: str) -> None:
     source = net / "diffusion_pytorch_model.safetensors"
     if names == "authors":
@@ -216,6 +217,7 @@ def test_step_cache_beside_control(folder: Path, net: Path, backend: str) -> Non
     assert cached.recipe["cached_calls"] == "12" and 0 < relative(cached.latents, plain) < 0.3
 
 
+@pytest.mark.sample(0)
 def test_modes_are_recorded_and_lead(folder: Path, net: Path) -> None:
     asked = ASKED | {"control": (net, PICTURE)}
     with closing(qwenimg.load(folder, backend="cpu", precision="fp32")) as pipe:
@@ -229,6 +231,7 @@ def test_modes_are_recorded_and_lead(folder: Path, net: Path) -> None:
     assert "control-mode has no effect without a control" in alone.warnings
 
 
+@pytest.mark.sample(0)
 def test_one_branch_at_a_time_draws_the_same(folder: Path, net: Path) -> None:
     """Where memory is short, the branches of guidance follow each other, each with its changes."""
     for mode in ("balanced", "control"):

@@ -44,6 +44,7 @@ def test_file_and_folder_draw_the_same(both, kind: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_a_file_of_its_parts_alone_is_a_model(both, kind: str, tmp_path: Path) -> None:
     """ComfyUI saves the three parts and nothing else: no noise schedule, no averaged weights."""
     parts = ("model.diffusion_model.", "first_stage_model.", "cond_stage_model.", "conditioner.")

@@ -178,6 +178,7 @@ def broken_files() -> dict[str, tuple[dict[str, torch.Tensor], str]]:
 
 
 @pytest.mark.parametrize("name", broken_files())
+@pytest.mark.sample(2)
 def test_broken_files_are_refused(tmp_path: Path, model: Checkpoint, name: str) -> None:
     broken, said = broken_files()[name]
     file = tmp_path / "adapter.safetensors"
@@ -189,6 +190,7 @@ def test_broken_files_are_refused(tmp_path: Path, model: Checkpoint, name: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(0)
 def test_a_pickle_draws_what_safetensors_draw(tmp_path: Path, folder: Path, kind: str) -> None:
     file = write_adapter(tmp_path, "sd15", kind)
     torch.save(nested(tensors("sd15", kind)), tmp_path / "old.bin")
@@ -197,6 +199,7 @@ def test_a_pickle_draws_what_safetensors_draw(tmp_path: Path, folder: Path, kind
     assert (made[0].latents == made[1].latents).all()
 
 
+@pytest.mark.sample(0)
 def test_mutants_are_refused_in_one_line_or_read(tmp_path: Path, adapter: Path, model: Checkpoint) -> None:
     """500 damaged files, 200 of them pickles, and some that would run a program if they were run."""
     chance, verdicts = random.Random(12), {"read": 0, "refused": 0}
@@ -251,6 +254,7 @@ def test_links_folders_and_pipes(tmp_path: Path, adapter: Path, model: Checkpoin
 # The image encoder
 
 
+@pytest.mark.sample(0)
 def test_the_encoder_is_found_by_its_sizes(tmp_path: Path, folder: Path) -> None:
     """In the folders of --models-dir, in one file as ComfyUI has it, among others; one of other sizes is not taken."""
     models = tmp_path / "ComfyUI" / "models"

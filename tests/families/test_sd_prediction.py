@@ -83,6 +83,7 @@ def stated(file: Path, folder: Path, notes: dict[str, str], yaml: str | None = N
         pytest.param("cpu", {}, YAML.format('"v"'), "parameterization 'v' in my model.yaml", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sample(1)
 def test_the_picture_is_that_of_the_folder_that_states_it(
     pair: tuple[Path, Path], tmp_path: Path, backend: str, notes: dict[str, str], yaml: str | None, where: str
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_picture_is_that_of_the_folder_that_states_it(
     assert [text for kind, text in told if kind == "notice" and "prediction: v" in text and where in text]
 
 
+@pytest.mark.sample(0)
 def test_info_and_convert_say_the_same(pair: tuple[Path, Path], tmp_path: Path) -> None:
     path = stated(pair[1], tmp_path / "model", {"modelspec.predict_key": "v"})
     shown = cli("info", str(path))
@@ -113,6 +115,7 @@ def test_info_and_convert_say_the_same(pair: tuple[Path, Path], tmp_path: Path) 
     assert "--prediction" in odd.out.decode()
 
 
+@pytest.mark.sample(0)
 def test_a_run_prints_it(pair: tuple[Path, Path], tmp_path: Path) -> None:
     """What was read and where, on standard error; a warning for a word that is none."""
     asked = ("-W", "16", "-H", "16", "--steps", "1", "--backend", "cpu", "--precision", "fp32", "-o")

@@ -104,6 +104,7 @@ def test_a_vit_l_beside_sd1(both, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("open_clip", [False, True])
+@pytest.mark.sample(1)
 def test_a_whole_clip_with_its_tower_for_pictures(both, tmp_path: Path, open_clip: bool) -> None:
     """As `clip-vit-large-patch14` and OpenCLIP's own files are published: the text encoder's tensors are taken."""
     from transformers import CLIPConfig, CLIPModel, CLIPVisionConfig
@@ -150,6 +151,7 @@ def test_open_clips_layer_that_sd2_never_uses(both, tmp_path: Path) -> None:
         ("sdxl", ("unet",), "unet.safetensors: holds no CLIP text encoder"),
     ],
 )
+@pytest.mark.sample(2)
 def test_what_does_not_fit_is_one_line(
     both, parts: dict[str, Path], kind: str, names: tuple[str, ...], words: str
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_run_does_what_its_plan_says(folder: Path, net: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.sample(0)
 def test_a_published_one_is_planned_without_its_files(tmp_path: Path, name: str) -> None:
     """Beside SDXL's UNet, once for two pictures; its download has the bytes of its parameters in 16 bits."""
     Image.fromarray(PICTURE).save(tmp_path / "photo.png")

@@ -37,7 +37,7 @@ def upscaler(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "name"), crossed(FIRST.values(), ("lanczos", "latent")))
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 def test_both_backends_draw_the_same_picture(tiny: dict[str, Path], tmp_path: Path, kind: str, name: str) -> None:
     made: list[Result] = []
     for backend in BACKENDS:
@@ -57,7 +57,7 @@ def test_both_backends_draw_the_same_picture(tiny: dict[str, Path], tmp_path: Pa
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("name", "given"), [("lanczos", {}), ("nearest", {}), ("lanczos", START)])
-@pytest.mark.sample(3)
+@pytest.mark.sample(0)
 def test_the_second_pass_is_a_run_from_the_enlarged_picture(
     tiny: dict[str, Path], backend: str, name: str, given: dict[str, Any]
 ) -> None:
@@ -74,6 +74,7 @@ def test_the_second_pass_is_a_run_from_the_enlarged_picture(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_an_upscaler_enlarges_between_the_passes(tiny: dict[str, Path], upscaler: Path, backend: str) -> None:
     common = {"steps": 4, "seed": 7, "guidance": 3.0}
     with qwenimg.load(tiny["sd15"], backend=backend, precision="fp32") as pipe:
@@ -126,6 +127,7 @@ def test_layers_are_refused_and_options_without_a_second_pass_are_told(tiny: dic
     assert not [name for name in made.recipe if name.startswith("hires")]
 
 
+@pytest.mark.sample(0)
 def test_the_command_draws_and_replays_bit_for_bit(upscaler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(upscaler.parent)
     base = ("-m", "shapes", "--size", "64x48", "--steps", "4", "--backend", "cpu", "--quiet")

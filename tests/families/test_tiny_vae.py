@@ -66,6 +66,7 @@ def decoded(made: Any, weights: tiny_vaes.Weights, latents: np.ndarray) -> np.nd
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.sample(1)
 def test_a_picture_is_what_the_formula_makes_of_its_latents(
     tiny: dict[str, Path], tmp_path: Path, kind: str, backend: str
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_picture_is_what_the_formula_makes_of_its_latents(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_previews_of_another_vae(tiny: dict[str, Path], tmp_path: Path, backend: str) -> None:
     """By the name of a file, and by the folder of another program; those that do not fit become grey, with a line."""
     path, made, weights = tiny_vaes.write_for(tmp_path / "models" / "vae_approx", "taesd", tiny["sd15"])
@@ -108,6 +110,7 @@ def test_previews_of_another_vae(tiny: dict[str, Path], tmp_path: Path, backend:
             assert (steps[-1].preview() == 128).all() and any("no preview by the tiny VAE" in note for note in notes)
 
 
+@pytest.mark.sample(0)
 def test_plan_counts_previews(tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the denoiser's weights, for a run and for `plan`; one that does not fit is left out, and refuses no run.
     The decoder stays loaded only where the plan leaves space for it."""
@@ -150,6 +153,7 @@ def _full(what: str, needed: int) -> None:
     raise DoesNotFit("memory is full")
 
 
+@pytest.mark.sample(0)
 def test_previews_of_the_command_and_of_a_server(
     tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +206,7 @@ def cached(cache: Path, name: str, source: Path) -> None:
     [("sd15", "taesd", ""), ("flux2-klein", "taef2", ""), ("qwen", "taew2_1", ""), ("flux-dev", "file", "--vae"),
      ("sd3", "folder", "--models-dir"), ("sd15", "pth", "--models-dir")],
 )  # fmt: skip
+@pytest.mark.sample(0)
 def test_a_picture_is_drawn_again(
     tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, given: str, again: str
 ) -> None:
@@ -313,6 +318,7 @@ def test_info_and_models_say_what_it_is(tiny: dict[str, Path], tmp_path: Path) -
     assert ran.code == 0 and b"tiny VAE" in ran.out and b"taesd_decoder.safetensors" in ran.out
 
 
+@pytest.mark.sample(0)
 def test_known_names_have_size_and_licence() -> None:
     assert {one.name for one in TINY_VAES} == set(NAMES.values())
     ran = cli("models", "--json")
@@ -324,6 +330,7 @@ def test_known_names_have_size_and_licence() -> None:
 # Broken files
 
 
+@pytest.mark.sample(0)
 def test_no_mutant_raises_another_error(tmp_path: Path) -> None:
     """Wrong kinds, sizes, dtypes and names, cut and changed bytes, links and pipes: a ModelError of one line, or a
     component."""

@@ -68,6 +68,7 @@ def model(tiny_zimage: Path) -> Iterator[Checkpoint]:
 
 
 @pytest.mark.parametrize("version", CONTROLS)
+@pytest.mark.sample(1)
 def test_a_file_is_what_its_tensors_show(
     tmp_path: Path, nets: dict[str, Path], tiny_zimage: Path, version: str
 ) -> None:
@@ -229,6 +230,7 @@ def test_step_cache_beside_control(tiny_zimage: Path, nets: dict[str, Path], bac
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_windows_and_sums(tiny_zimage: Path, nets: dict[str, Path], backend: str) -> None:
     """A control in no step changes nothing, one in all steps is the same as two halves, and two of one network add."""
     with closing(qwenimg.load(tiny_zimage, backend=backend, precision="fp32")) as pipe:
@@ -325,6 +327,7 @@ def test_a_passport_holds_on_mlx_and_catches_faults(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.sample(0)
 def test_a_published_one_is_planned_without_its_files(tmp_path: Path, name: str) -> None:
     """Beside the transformer; its download has the bytes of its parameters in 16 bits."""
     Image.fromarray(PICTURE).save(tmp_path / "picture.png")

@@ -120,7 +120,7 @@ def test_a_folder_with_its_authors_names_draws_what_the_folder_draws(
 
 
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_eight_bits_draw_what_their_values_draw(files: dict[str, Path], tmp_path: Path, part: str) -> None:
     """Scaled fp8, as ComfyUI writes it; the file of the values has diffusers' or transformers' names."""
     made = comfy(load_file(files[part]), "newer", lambda name: ".attention." in name or "_proj." in name)
@@ -258,7 +258,7 @@ def vae_manifest() -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_transformer_of_mlx_z_image(model: Path, drawn: dict[str, Any], tmp_path: Path, backend: str) -> None:
     """It draws what the folder draws, also after `convert`; one in 4 bits draws what the values of its codes draw."""
     values = mlx_z_image_file(tiny_dit(**DIT))
@@ -344,7 +344,7 @@ def test_the_name_of_a_folder_of_mflux_says_its_variant(model: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("shift", [3.0, 6.0])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_convert_writes_a_folder_of_diffusers(
     model: Path, drawn: dict[str, Any], files: dict[str, Path], tmp_path: Path, shift: float
 ) -> None:
@@ -368,6 +368,7 @@ def test_convert_writes_a_folder_of_diffusers(
         assert all(torch.equal(value, state[key]) for key, value in tiny_dit(**DIT).state_dict().items())
 
 
+@pytest.mark.sample(0)
 def test_a_picture_of_parts_is_made_again(cache: Path, files: dict[str, Path], tmp_path: Path, monkeypatch) -> None:
     """By the hub's names of its files."""
     monkeypatch.chdir(tmp_path)

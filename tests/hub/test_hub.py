@@ -629,6 +629,7 @@ def test_two_processes_at_once_fetch_each_byte_once(fake, cache, tmp_path):
     assert fake.sent == {p: len(d) for p, d in fake.files.items() if p in fake.sent}
 
 
+@pytest.mark.sample(0)
 def test_the_command(fake, cache):
     from qwenimg.cli.commands.pull import pull as command
 

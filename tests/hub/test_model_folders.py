@@ -378,6 +378,7 @@ def test_a_picture_of_what_was_found_by_name(
     cli("a red circle", "--models-dir", "nowhere", *small, "-o", "c.png").refused(2, "nowhere: no such folder")
 
 
+@pytest.mark.sample(0)
 def test_every_command_that_opens_a_model_finds_it_by_name(
     comfy: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +473,7 @@ def test_a_pickle_is_found_by_name_and_refused_for_what_it_is(tmp_path: Path) ->
     assert folders.locate("same", "vae").endswith("same.safetensors")
 
 
+@pytest.mark.sample(0)
 def test_the_conversion_in_the_documentation_writes_what_is_read(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "trouble.md").read_text()
     code = text.partition('python -c "')[2].partition('" old.ckpt')[0]
@@ -481,6 +483,7 @@ def test_the_conversion_in_the_documentation_writes_what_is_read(tmp_path: Path)
     assert load_file(tmp_path / "new.safetensors")["a.weight"].equal(torch.ones(2, 3))
 
 
+@pytest.mark.sample(0)
 def test_a_recipe_finds_its_model_and_parts_by_name(
     comfy: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_with_nothing_pulled(cache, no_sockets) -> None:
     assert not cache.exists()
 
 
+@pytest.mark.sample(0)
 def test_what_is_here(fake, cache) -> None:
     """A model not known by name has its hub id; what `main` lacks is there in part; a tokenizer alone is none."""
     folder, _, _ = pulled()

@@ -84,6 +84,7 @@ def printed(*words: str) -> str:
     ids=str,
 )
 @pytest.mark.parametrize("model", [None, "qwen-image"])
+@pytest.mark.sample(5)
 def test_exactly_what_is_missing_is_named(
     comfy: Path, published: Path, model: str | None, given: tuple[str, ...], needed: str, not_said: str
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_name_that_is_a_part_in_the_models_folder(comfy: Path, name: str, told
         qwenimg.load(name, "cpu", models_dir=comfy)
 
 
+@pytest.mark.sample(0)
 def test_the_sentence_that_is_told_works(comfy: Path, published: Path) -> None:
     names = [word for name in KINDS for word in (f"--{name.replace('_', '-')}", f"qwen_{name}")]
     tokenizer = str(published / "tokenizer")
@@ -188,6 +190,7 @@ def test_the_sentence_that_is_told_works(comfy: Path, published: Path) -> None:
     assert "1328x1328, 50 steps" in printed("plan", *options, "--on", "4090", "--memory", "24GB")
 
 
+@pytest.mark.sample(0)
 def test_a_unet_alone_asks_for_its_model(folders: dict[str, Path], cache: Path) -> None:
     unet = next((folders["sd15"] / "unet").glob("*.safetensors"))
     with pytest.raises(ModelError, match="is Stable Diffusion's UNet: say with -m which model it belongs to"):

@@ -103,6 +103,7 @@ def test_without_a_terminal_it_asks_for_yes(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "gone"), [(b"y\n", True), (b"\n", False), (b"no\n", False), (b"\x04", False)])
+@pytest.mark.sample(0)
 def test_a_terminal_is_asked(cache: Path, answer: bytes, gone: bool) -> None:
     storage = put()
     code, shown = on_terminal(["rm", "sd15"], answer, b"[y/N]", {"HF_HUB_CACHE": str(cache)})
@@ -303,6 +304,7 @@ def test_the_words_of_other_programs_lead_to_it() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"\n", b"n\n"])
+@pytest.mark.sample(0)
 def test_a_terminal_is_asked_for_a_missing_model(tmp_path: Path, fake, cache: Path, answer: bytes) -> None:
     """And gets it by a yes: the fake hub has no such model, which ends the run by the error of pull."""
     from huggingface_hub import constants
@@ -318,6 +320,7 @@ def test_a_terminal_is_asked_for_a_missing_model(tmp_path: Path, fake, cache: Pa
     assert code == 5 and (b"is not on the hub" in shown or b"404" in shown) is (answer == b"\n")
 
 
+@pytest.mark.sample(0)
 def test_a_yes_on_a_terminal_gets_the_model_and_draws(tmp_path: Path, cache: Path, tiny_folder: Path) -> None:
     files = {str(path.relative_to(tiny_folder)): path.read_bytes() for path in tiny_folder.rglob("*") if path.is_file()}
     draw = ["-m", REPO, "a red circle", "--size", "32x32", "--steps", "1", "-s", "7"]
@@ -333,7 +336,7 @@ def test_a_yes_on_a_terminal_gets_the_model_and_draws(tmp_path: Path, cache: Pat
 
 
 @pytest.mark.parametrize("options", [["--offline"], ["--json"], ["-m", "no/such-model", "--offline"]])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_terminal_is_not_asked_where_it_must_not(cache: Path, tmp_path: Path, options: list[str]) -> None:
     env = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
     code, shown = on_terminal(["-m", "sd15", "x", *options], b"", b"\0", env)

@@ -24,7 +24,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_every_dtype_is_what_its_name_says(engine: Engine, dtype: str) -> None:
     found = measure(engine, dtype)
     print(engine.name, dtype, {name: f"{error:.1e}" for name, error in found.errors.items()}, found.verdict())

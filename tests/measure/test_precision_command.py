@@ -83,6 +83,7 @@ def test_a_stable_diffusion_model_and_chosen_policies(folders: dict[str, Path], 
 
 
 @pytest.mark.parametrize("why", ["not installed", "for the weights alone"])
+@pytest.mark.sample(1)
 def test_without_float64(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     if why == "not installed":
         monkeypatch.setattr(backends, "installed", lambda name: name != "cpu")

@@ -86,7 +86,7 @@ raise SystemExit(run(["a red circle", "-m", "shapes", "-o", "a.png"]))
         ("RLIMIT_AS", 20_480, "raise the limits on this process"),
     ],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_a_limit_below_what_the_libraries_take(tmp_path: Path, kind: str, size: int, said: str) -> None:
     """OpenBLAS, torch and Python's threads ended the process before our own check, each in its way."""
     arguments = [sys.executable, "-c", LIMITED, kind, str(size)]
@@ -130,6 +130,7 @@ def test_the_tightest_control_group_counts(tmp_path: Path, version: int) -> None
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
+@pytest.mark.sample(0)
 def test_an_estimate_reads_no_weight(
     tiny_folder: Path, backend: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -397,6 +397,7 @@ PAYS = Compiler(share=0.1, seconds=30, about="figures on paper say")
 NEVER = Compiler(share=0.0, seconds=60, about="products are all")
 
 
+@pytest.mark.sample(0)
 def test_every_kind_of_block_is_compiled(folders: dict[str, Path]) -> None:
     """Which takes its time for each: a kind is one for torch too."""
     pipe = qwenimg.load(folders["sd15"], "cpu", "fp32")

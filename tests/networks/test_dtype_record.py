@@ -114,7 +114,7 @@ def test_every_call_is_in_the_dtype_of_the_policy(bench: Bench, twin: Twin, poli
 
 
 @pytest.mark.parametrize("name", ["fp16", "fp16-upcast", "bf16,attention=fp32"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_layers_that_compute_in_their_own_way(bench: Bench, twin: Twin, name: str) -> None:
     """fp16: products of scaled inputs in float16; fp16-upcast: all in float32; attention=fp32: queries, keys and values
     in float32, the products beside it as they were."""
@@ -294,7 +294,7 @@ def test_head_alone_shows_a_missing_upcast(bench: Bench, twin: Twin, plant, monk
     assert not spoiled.ok and spoiled.worst > 1000
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_prediction_is_float32_under_every_policy(bench: Bench, twin: Twin) -> None:
     for policy in POLICIES:
         result = whole_runs(bench, twin, policy)["transformer"]()

@@ -187,6 +187,7 @@ def test_tables_once_are_tables_in_every_step(tmp_path: Path, arm: str, lengths:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_a_run_makes_them_once(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three steps with two branches, then again: tables once per branch and run, modulation once in all."""
     calls = Counter[str]()

@@ -85,7 +85,7 @@ def test_a_number_of_pictures_counts_up_the_second_seed() -> None:
         drawn(variation=f"{2**64 - 1}:0.2", num_images=2)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("mlx", marks=pytest.mark.rest)])
 def test_the_command_draws_it_and_draws_it_again(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "mlx":
         pytest.importorskip("mlx.core")

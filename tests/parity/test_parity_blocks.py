@@ -35,7 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("block", "precision"), CASES)
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 def test_block(bench: Bench, block: Block, precision: Precision) -> None:
     failures = []
     for family in ("normal",) if block.name in INPUT_FREE else FAMILIES:

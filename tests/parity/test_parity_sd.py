@@ -24,7 +24,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("block", "precision"), CASES)
-@pytest.mark.sample(6)
+@pytest.mark.sample(1)
 def test_block(bench: SDBench, block: SDBlock, precision: Precision) -> None:
     failures = []
     for family in block.judged:

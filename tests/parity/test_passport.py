@@ -254,6 +254,7 @@ def test_a_passport_is_plain_safetensors(shapes: Path) -> None:
     assert len(tensors) > 100 and tensors["t1"].dtype == np.uint8
 
 
+@pytest.mark.sample(0)
 def test_writing_what_was_read_gives_the_same_bytes(shapes: Path, tiny: Path) -> None:
     for path in (shapes, tiny):
         assert passport_file.encoded(passport_file.read(path)) == path.read_bytes()
@@ -318,6 +319,7 @@ class Page(html.parser.HTMLParser):
         self.words.append(data)
 
 
+@pytest.mark.sample(0)
 def test_a_report_of_two_precisions_on_two_backends(shapes: Path, tmp_path: Path) -> None:
     check(shapes, "--backend", "mlx", "--blocks", "-o", str(tmp_path / "fp32.safetensors"))
     found = passport_file.read(tmp_path / "fp32.safetensors")
@@ -459,6 +461,7 @@ def test_token_ids_that_are_in_no_table(shapes: Path, tmp_path: Path, token: int
         cli("parity", "check", str(path), "--backend", backend, "--blocks").refused(5, "do not fit it")
 
 
+@pytest.mark.sample(0)
 def test_without_float64(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without torch."""
     model = str(tiny_folder)

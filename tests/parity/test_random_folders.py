@@ -14,13 +14,13 @@ from qwenimg.common.parity.passport import passport_file
 
 FIRST = 101  # seed; the constants come from others
 EACH = 4  # folders of a family
-QUICK = (("flux", 101), ("flux2", 102))
+QUICK = {("flux", 101): [], ("flux2", 102): [pytest.mark.rest]}
 
 
 def cases() -> list[Any]:
     families = random_folders.FAMILIES.keys() - random_folders.CONTROLLED
     made = [(family, FIRST + i) for i in range(EACH) for family in sorted(families)]
-    return [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in made]
+    return [pytest.param(*case, marks=QUICK.get(case, [pytest.mark.slow])) for case in made]
 
 
 @pytest.mark.parametrize(("family", "seed"), cases())

@@ -39,6 +39,7 @@ def in_ldm_names() -> Tensors:
     return {name: value.contiguous() for name, value in tiny_ldm.vae_file(tiny_vae()).items()}
 
 
+@pytest.mark.sample(0)
 def test_the_reference_reads_the_file() -> None:
     """diffusers' converter makes of the test's file the tensors of the test's model."""
     from diffusers.loaders import single_file_utils as theirs
@@ -68,7 +69,7 @@ def test_diffusers_names_and_folders(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "vae")
     save_file(model.state_dict(), tmp_path / "plain.safetensors")
     for place in ("vae", "plain.safetensors"):
-        opened = open_part(LAYOUTS, tmp_path / place, LIKE, "vae")
+        opened = vae_files.open_vae(LAYOUTS, tmp_path / place, LIKE)
         assert opened.config.scaling_factor == VAE["scaling_factor"]
         assert opened.plan.entries.keys() == model.state_dict().keys()
         opened.plan.close()

@@ -38,7 +38,7 @@ CALLS: dict[str, Callable[[Pipeline], object]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_second_thread_is_refused_and_the_first_keeps_its_picture(open_pipe: Callable[[], Pipeline]) -> None:
     pipe, begun, go_on = open_pipe(), Event(), Event()
     early = pipe.stream("a star", **SMALL)  # made before, and not begun

@@ -114,7 +114,7 @@ def test_a_refusal_names_what_fits(
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("kind", ["qwen", "sd15", "sdxl"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_a_plan_has_the_numbers_of_the_run(
     tiny_folder: Path, folders: dict[str, Path], planned: Planned, backend: str, kind: str
 ) -> None:
@@ -238,6 +238,7 @@ def test_a_machine_that_is_named_has_its_published_rate(
         assert said in capfd.readouterr().err
 
 
+@pytest.mark.sample(0)
 def test_streaming_takes_the_time_of_reading_where_that_is_longer(published: Path, planned: Planned) -> None:
     """A small picture on a card: 19 GB of blocks by 31.5 GB a second, and operations of a tenth of that."""
     found = planned(published, "--on", "h100", "--memory", "10GB", "--size", "512x512")

@@ -163,7 +163,7 @@ def test_plan_and_run_expect_the_same_of_a_cpu_without_16_bit(monkeypatch: pytes
     assert 0.2 < found["float16"] / found["float32"] < 2
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 def test_plan_doctor_and_run_have_one_rate_of_a_dtype(
@@ -194,6 +194,7 @@ def test_doctor_ends_with_what_fits() -> None:
     assert {row["model"] for row in found["models"]} == KNOWN.keys() - {"sdxl-refiner"}
 
 
+@pytest.mark.sample(0)
 def test_policies_of_a_model_that_was_not_pulled() -> None:
     text = told("precision", "sdxl", "--backend", "cpu")
     assert text.startswith("sdxl is not here") and text.endswith("to measure it: qwenimg pull sdxl\n")
@@ -211,7 +212,7 @@ def test_the_order_of_models() -> None:
 @pytest.mark.parametrize(
     ("machine", "memory"), [("m4", "16GB"), ("4060-ti", "16GB"), ("3070", "8GB"), ("m4-pro", "48GB")]
 )
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_the_model_to_pull_first_leads(machine: str, memory: str) -> None:
     best = json.loads(told("plan", "--on", machine, "--memory", memory, "--json"))["models"][0]
     assert best["model"] == "z-image-turbo" and best["fits"]
@@ -263,6 +264,7 @@ def test_a_plan_is_near_what_others_measured(row: dict[str, Any]) -> None:
     assert 1 / OFF <= ratio <= OFF
 
 
+@pytest.mark.sample(0)
 def test_fewer_bits_are_not_faster_on_old_macs() -> None:
     """So 16 bit come first where they fit, and the rows say what fewer bits cost."""
     for chip, most in (("m1-max", 1.3), ("m2-pro", 1.3), ("m4-max", 1.001)):
@@ -283,7 +285,7 @@ def test_fewer_bits_are_not_faster_on_old_macs() -> None:
 
 @pytest.mark.parametrize("free", [3.5e9, 24e9])
 @pytest.mark.parametrize("rate", [5e9, 1e11, 1e12])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_the_first_row_is_found_without_the_others(free: float, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = replace(on_paper("cpu", int(free)), rate=lambda layer, dtype, small: rate)
     expected = next(one for one in forecast.forecast_all(engine) if one.model.repo is not None)
@@ -301,6 +303,7 @@ def test_the_operations_of_a_first_row_are_those_of_its_model() -> None:
     assert written == write_operations.counted(), "run python tools/write_operations.py"
 
 
+@pytest.mark.sample(0)
 def test_ten_rows_and_all_of_them() -> None:
     every = json.loads(told("plan", "--on", "3060", "--json"))["models"]
     rows = re.findall(r"^.* qwenimg PROMPT -m (\S+).*$", told("plan", "--on", "3060"), re.MULTILINE)
@@ -320,6 +323,7 @@ def test_a_model_that_is_not_here_is_answered_with_the_first_row() -> None:
     assert first.model.name in cli("a lighthouse").err and "all that fit: qwenimg plan" in cli("a lighthouse").err
 
 
+@pytest.mark.sample(0)
 def test_a_broken_copy_does_not_hide_the_forecast(tmp_path: Path) -> None:
     place = tmp_path / "empty" / "models--Qwen--Qwen-Image" / "snapshots" / ("0" * 40) / "transformer"
     place.mkdir(parents=True)
@@ -329,6 +333,7 @@ def test_a_broken_copy_does_not_hide_the_forecast(tmp_path: Path) -> None:
     assert "qwen-image" in told("models")
 
 
+@pytest.mark.sample(0)
 def test_a_plan_of_a_recipe_is_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the model is not here; -m comes first."""
     monkeypatch.chdir(tmp_path)

@@ -114,6 +114,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
     return float(10 * np.log10(255**2 / max(np.mean((a - b) ** 2), 1e-9)))
 
 
+@pytest.mark.sample(1)
 def test_what_is_beside_is_the_sum_of_all(kind: str, folder: Path, tmp_path: Path) -> None:
     """up down of every weight against the fused one; it counts as memory, and fused kinds are not beside."""
     a, b = (write_lora(folder, kind, tmp_path / f"{i}.safetensors", 10 * i) for i in (1, 2))

@@ -58,6 +58,7 @@ def test_both_backends_keep_what_is_outside(pipes: dict[str, Pipeline]) -> None:
         assert worst <= 2 and changed > 20 and made[0].shape == PICTURE.shape
 
 
+@pytest.mark.sample(0)
 def test_outside_draws_the_black_of_the_mask(pipe: Pipeline) -> None:
     for more in ({}, {"only_masked": 8}, {"mask_blur": 2.0}):
         inside, outside = (
@@ -67,6 +68,7 @@ def test_outside_draws_the_black_of_the_mask(pipe: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("fill", ["original", "fill", "noise", "nothing"])
+@pytest.mark.sample(1)
 def test_what_the_masked_part_starts_from(pipe: Pipeline, fill: str) -> None:
     """Its latents: the picture's, those of the colours around, the seed's noise, or zeros; then noise is added."""
     request = pipe.check("a star", **(MASKED | {"mask_fill": fill, "strength": 0.5}))
@@ -182,6 +184,7 @@ def files(tmp_path: Path) -> tuple[str, ...]:
     return "-m", "shapes", "-i", str(tmp_path / "picture.png"), "--mask", str(tmp_path / "mask.png"), "--steps", "2"
 
 
+@pytest.mark.sample(0)
 def test_the_command_line_and_the_replay(files: tuple[str, ...], tmp_path: Path) -> None:
     more = ("--mask-blur", "3", "--mask-fill", "noise", "--mask-mode", "outside", "--size", "64x48", "-s", "3")
     ran = cli(*files, *more, "--only-masked", "a red circle", "-o", str(tmp_path / "a.png"))
@@ -210,6 +213,7 @@ def test_a_plan_is_that_of_the_part(files: tuple[str, ...]) -> None:
         assert ran.code == 0 and f" · {size}, " in ran.out.decode(), ran.err
 
 
+@pytest.mark.sample(0)
 def test_lines_of_a_prompt_file_have_parts_of_their_own(files: tuple[str, ...], tmp_path: Path) -> None:
     lines = [{"prompt": "a star", "size": "64x48"} | more for more in ({"only_masked": 4}, {"only_masked": 20}, {})]
     (tmp_path / "lines.txt").write_text("\n".join(map(json.dumps, lines)))

@@ -175,6 +175,7 @@ def test_the_warm_up_is_not_learned_from(shapes: Pipeline) -> None:
     assert shapes._preview is not None and shapes._preview._sums[0, 0] == 1
 
 
+@pytest.mark.sample(0)
 def test_both_backends_show_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(PreviewMap, "learn", lambda *given: None)

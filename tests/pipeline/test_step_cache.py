@@ -90,6 +90,7 @@ def test_off_and_nothing_reused_are_the_whole_run_bit_for_bit(opened: Opened, ba
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_a_list_is_followed(opened: Opened, backend: str) -> None:
     """That of a recipe makes its picture again, on the other backend too; it chooses for itself no longer."""
     pipe = opened("qwen", backend)

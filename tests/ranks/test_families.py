@@ -64,7 +64,7 @@ def check(folder: Path, ranks: int, asked: dict[str, Any], exactly: bool, expect
 
 
 @pytest.mark.parametrize("kind", GUIDED)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_branches_then_tokens_then_both(kind: str, tiny: dict[str, Path]) -> None:
     asked = SIZE | GUIDED[kind]
     expected = latents(tiny[kind], None, asked)
@@ -80,6 +80,7 @@ def test_branches_then_tokens_then_both(kind: str, tiny: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.sample(1)
 def test_parts_of_a_prompt_are_branches_and_change_together(tiny: dict[str, Path], ranks: int) -> None:
     """Three branches, of which two ranks compute two and then the third."""
     asked = SIZE | {"guidance": 3.0, "prompt": "a [red|blue] circle AND a small dog :0.5"}
@@ -118,6 +119,7 @@ def test_layers_are_tokens_like_others(tiny_layered: Path, monkeypatch: pytest.M
     check(tiny_layered, 3, asked, False, expected)
 
 
+@pytest.mark.sample(0)
 def test_a_model_that_shares_branches_alone(tiny: dict[str, Path]) -> None:
     expected = latents(tiny["qwen21"], None, SIZE | {"guidance": 3.0})
     assert expected is not None
@@ -169,6 +171,7 @@ def test_a_step_cache_takes_the_decisions_of_one_device(kind: str, tiny: dict[st
     assert relative(repeated, expected) <= APART, "a repeated picture follows the list"
 
 
+@pytest.mark.sample(0)
 def test_ranks_that_decide_alone_are_caught(tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = SIZE | GUIDED["qwen"] | {"steps": 12, "step_cache": THRESHOLD["qwen"]}
     expected, _ = cached(tiny["qwen"], 1, asked)
@@ -216,7 +219,7 @@ def test_the_passes_of_a_rank(tiny: dict[str, Path], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", ["union", "patches", "lora"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_control_beside_branches(kind: str, tiny: dict[str, Path], tmp_path: Path) -> None:
     nets = {
         "union": lambda: write_controlnet(tmp_path / "net"),
@@ -235,6 +238,7 @@ def test_control_beside_branches(kind: str, tiny: dict[str, Path], tmp_path: Pat
         together(3, lambda group: latents(tiny["qwen"], group, asked))
 
 
+@pytest.mark.sample(0)
 def test_rank_0_describes_the_picture_for_all(tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One caption, which the other rank gets as the prompt, and the latents of one process."""
     monkeypatch.setattr(captions, "LIMIT", 12)

@@ -54,7 +54,7 @@ def expected_of(theirs: torch.nn.Module, ids: np.ndarray, skipped: int, normed: 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_equal_to_transformers(folders: dict[str, Path], kind: str, backend: str) -> None:
     twin, theirs = BACKENDS[backend](), tiny_clip(kind)
     config, plan = opened(folders[kind])

@@ -114,7 +114,7 @@ def compare(title: str, ours: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_a_script_draws_what_it_drew(places: dict[str, Path], case: tuple[str, str, dict[str, Any]]) -> None:
     name, kind, asked = case
     asked = {"prompt": PROMPT, "num_inference_steps": 3, "output_type": "np"} | asked
@@ -127,6 +127,7 @@ def test_a_script_draws_what_it_drew(places: dict[str, Path], case: tuple[str, s
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sample(0)
 def test_float_pictures_are_taken_as_there(places: dict[str, Path]) -> None:
     """What output_type="np" returned, and diffusers' "pt", given back as image= and mask_image=."""
     asked = SIZE | {"prompt": PROMPT, "num_inference_steps": 3, "output_type": "np"}
@@ -228,6 +229,7 @@ def test_a_default_that_is_written_out_changes_nothing(name: str) -> None:
 # Noise
 
 
+@pytest.mark.sample(0)
 def test_generators_that_have_drawn_and_several_pictures(places: dict[str, Path]) -> None:
     """A script's loop over one generator, and several pictures of several prompts."""
     asked = SIZE | {"num_inference_steps": 2, "output_type": "np", "true_cfg_scale": 1.0}
@@ -276,7 +278,7 @@ def test_noise_that_cannot_be_repeated_is_refused(places: dict[str, Path]) -> No
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["sd15", "z-image"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_loras_are_those_of_diffusers(places: dict[str, Path], tmp_path: Path, kind: str) -> None:
     name, part = {"sd15": ("StableDiffusionPipeline", "unet"), "z-image": ("ZImagePipeline", "transformer")}[kind]
     reference = getattr(diffusers, name).from_pretrained(places[kind])
@@ -332,7 +334,7 @@ SCHEDULERS = [
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("scheduler", "changes"), SCHEDULERS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 def test_schedulers_are_those_of_diffusers(places: dict[str, Path], scheduler: str, changes: dict[str, Any]) -> None:
     """A class of diffusers, and the one here of that name, with the model's configuration and changes of it."""
     asked = SIZE | {"prompt": PROMPT, "num_inference_steps": 4, "guidance_scale": 3.0, "output_type": "np"}
@@ -459,6 +461,7 @@ def test_opening_is_refused_in_one_line(places: dict[str, Path], tmp_path: Path)
             opened("StableDiffusionPipeline", places["sd15"]).load_lora_weights(wrong)
 
 
+@pytest.mark.sample(0)
 def test_classes_that_take_any_model(places: dict[str, Path], tmp_path: Path) -> None:
     for auto, kind, expected in (
         ("DiffusionPipeline", "sdxl", "StableDiffusionXLPipeline"),
@@ -480,6 +483,7 @@ def test_classes_that_take_any_model(places: dict[str, Path], tmp_path: Path) ->
     assert start(PROMPT, image=FROM["image"], num_inference_steps=4, return_dict=False)[0][0].size == (80, 48)
 
 
+@pytest.mark.sample(0)
 def test_a_callback_sees_each_step(shared_sd: Any) -> None:
     seen: list[Any] = []
 

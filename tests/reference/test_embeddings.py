@@ -112,7 +112,7 @@ def encoded(pipe: Any, prompt: str, clip_skip: int = 0) -> tuple[torch.Tensor, t
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_text_states(folders, files, reference, kind: str, backend: str, case: str) -> None:
     ours, theirs, _ = CASES[case]
     pipe = load(folders[kind], backend)
@@ -127,7 +127,7 @@ def test_text_states(folders, files, reference, kind: str, backend: str, case: s
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))
 @pytest.mark.parametrize("case", ["several vectors", "two", "negative"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_pictures(folders, files, reference, kind: str, backend: str, case: str) -> None:
     ours, theirs, negative = CASES[case]
     latents, pixels = drawn(reference(kind), prompt=theirs, negative_prompt=negative)
@@ -204,6 +204,7 @@ def test_long_prompts(folders, files, reference, kind: str, backend: str, before
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_schedules_and_sums(folders, files, backend: str) -> None:
     """An embedding in a schedule, an alternation or a part of AND is drawn as where it stands alone."""
     pipe, name = load(folders["sd15"], backend), f"embedding:{MANY}"
@@ -270,6 +271,7 @@ def at_the_embedding(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", [*VECTORS, "pooled"])
+@pytest.mark.sample(3)
 def test_planted_faults(folders, files, reference, monkeypatch, backend: str, fault: str) -> None:
     ours, theirs, _ = CASES["several vectors"]
     wanted, wanted_pooled = encoded(reference("sdxl"), theirs)

@@ -76,6 +76,7 @@ def test_draws_what_diffusers_draws(tiny_folder: Path, place: Path, tmp_path: Pa
     assert listing(tmp_path) == ["a.png", "z.safetensors"]
 
 
+@pytest.mark.sample(0)
 def test_replay_gives_the_same_bytes_and_overrides(tiny_folder: Path, place: Path) -> None:
     args = ("-m", tiny_folder, "--backend", "mlx")
     first = command(*args, "a ring\nin two lines", "--steps", 3, "--size", "40x56", "-s", 9, "-o", "a.png")

@@ -45,7 +45,7 @@ def opened() -> dict[tuple[str, str], Pipeline]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2]}x{case[3]}-{case[5]}-{case[6]}")
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_equals_diffusers(tiny_flux2: dict[str, Path], opened: dict[tuple[str, str], Pipeline], case) -> None:
     name, prompt, width, height, steps, guidance, which = case
     picture = PICTURES[which]
@@ -166,6 +166,7 @@ def test_inpainting_equals_diffusers(tiny_flux2: dict[str, Path], strength: floa
 # Sizes of references
 
 
+@pytest.mark.sample(0)
 def test_reference_sizes_are_those_of_diffusers() -> None:
     from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
     from PIL import Image

@@ -105,7 +105,7 @@ FILLS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("asked", FILLS, ids=lambda asked: asked["prompt"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_fill_equals_diffusers(tiny_flux: dict[str, Path], asked: dict[str, Any]) -> None:
     asked = asked | {"image": FITTING, "mask": HOLE}
     latents, pixels = theirs(tiny_flux["fill"], "fill", asked)

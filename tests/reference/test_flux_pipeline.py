@@ -75,7 +75,7 @@ def test_equals_diffusers(tiny_flux: dict[str, Path], case: tuple[str, dict[str,
 
 
 @pytest.mark.parametrize("case", FROM_PICTURES, ids=lambda case: f"{case[0]}-{case[1]}")
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_from_a_picture_equals_diffusers(tiny_flux: dict[str, Path], case: tuple[str, str, dict[str, Any]]) -> None:
     variant, task, asked = case
     compare(tiny_flux[variant], variant, task, asked)
@@ -114,6 +114,7 @@ def warned(pipe: qwenimg.Pipeline, **asked: Any) -> list[str]:
     return list(pipe("a red circle", width=48, height=48, steps=1, seed=1, **asked).warnings)
 
 
+@pytest.mark.sample(0)
 def test_options_without_effect_are_told(tiny_flux: dict[str, Path]) -> None:
     dev, schnell = (qwenimg.load(tiny_flux[name], backend="cpu", precision="fp32") for name in ("dev", "schnell"))
     assert warned(dev) == warned(schnell) == warned(dev, guidance=5.0) == []
@@ -206,7 +207,7 @@ def rows_of_the_first_branch(patch: pytest.MonkeyPatch) -> None:
     [without_the_guidance_of_the_negative_branch, text_cut_at_256, pads_left_out, rows_of_the_first_branch],
     ids=lambda fault: fault.__name__,
 )
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_faults_are_seen(tiny_flux: dict[str, Path], monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError):

@@ -191,6 +191,7 @@ def test_bands_are_the_whole(folder: Path, size: tuple[int, int], rows: int) -> 
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.sample(1)
 def test_bands_in_16_bit_are_as_near_to_float64_as_the_whole(folder: Path, dtype: str) -> None:
     config, plan = vae_plan(folder)
     policy = parse({"bfloat16": "bf16,vae=bf16", "float16": "fp16,vae=fp16"}[dtype], on_gpu=True, kind=UNET)

@@ -123,7 +123,7 @@ def bits(twin: Twin, plan: LoadPlan, name: str, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_file_and_folder_give_the_same_tensors(made: Callable[[str], Made], kind: str, backend: str) -> None:
     case, twin = made(kind), BACKENDS[backend]()
     opened = open_file(case.file)
@@ -470,6 +470,7 @@ def test_the_unused_layer_is_not_read(made: Callable[[str], Made]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_description(made: Callable[[str], Made], kind: str) -> None:
     found = describe(made(kind).file)
     text = "\n".join(found.lines)

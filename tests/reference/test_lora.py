@@ -71,6 +71,7 @@ def sgm(model: torch.nn.Module) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_every_layer_of_a_unet_has_all_of_its_names(kind: str, models: dict[str, Any], names: dict[str, Names]) -> None:
     paths = sgm(models[kind]["unet"])
     assert len(paths) > 60

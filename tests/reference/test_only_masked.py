@@ -45,7 +45,7 @@ def compare(name: str, folder: Path, expected: np.ndarray, **asked: Any) -> None
 
 @pytest.mark.parametrize("name", ["sd21", "inpaint"])
 @pytest.mark.parametrize("area", AREAS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_stable_diffusion(folders: dict[str, Path], name: str, area: tuple[np.ndarray, int]) -> None:
     mask, padding = area
     pipe = oracle_sd.pipeline(folders[name], "StableDiffusionInpaintPipeline")

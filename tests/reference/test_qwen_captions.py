@@ -115,6 +115,7 @@ def _forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", [_numbered, _moved, _forgotten])
+@pytest.mark.sample(1)
 def test_planted_faults_are_caught(
     model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
@@ -181,6 +182,7 @@ def stopping(tiny_layered: Path, tmp_path: Path) -> tuple[Path, str, int]:
     return folder, text.strip(), stop
 
 
+@pytest.mark.sample(0)
 def test_a_stop_token_ends_the_caption(tiny_layered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, expected, stop = stopping(tiny_layered, tmp_path)
     for backend in BACKENDS:

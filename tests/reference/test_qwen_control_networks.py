@@ -117,7 +117,7 @@ class ControlNetCase(Case):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("layers", "extra"), CASES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_controlnet(tmp_path: Path, backend: str, extra: int, layers: tuple[int, int]) -> None:
     errors = ControlNetCase(tmp_path, backend, layers, extra).errors()
     print(f"{backend} {layers} extra {extra}: {', '.join(f'{error:.1e}' for error in errors)} (limit {FLOAT32})")
@@ -174,6 +174,7 @@ NAMES = ["x_rms.weight", "y_rms.weight"] + [
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("extra", [0, 4])
+@pytest.mark.sample(2)
 def test_patches(tmp_path: Path, backend: str, extra: int) -> None:
     case = Case(tmp_path, backend, 3, extra)
     network, config = qwen_patches.NETWORK, QwenPatchesConfig(dim=WIDTH, picture_channels=64 + extra, num_layers=3)
@@ -264,7 +265,7 @@ def picture_instead_of_latents(patch: pytest.MonkeyPatch, ops: Any) -> None:
 @pytest.mark.parametrize(
     "fault", [one_block_late, scale_ignored, spread_evenly, picture_instead_of_latents], ids=lambda one: one.__name__
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, fault: Any) -> None:
     case = ControlNetCase(tmp_path, backend, (5, 4))
     fault(monkeypatch, __import__(f"qwenimg.backends.{'torch' if backend == 'cpu' else 'mlx'}.ops", fromlist=["ops"]))

@@ -171,6 +171,7 @@ def test_states_are_kept_by_the_pictures_hash(opened: Callable[[str, str], Pipel
     assert model.texts.has([equal]) and not model.texts.has([other])
 
 
+@pytest.mark.sample(0)
 def test_states_on_disk(tiny_edit: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     drawn = []

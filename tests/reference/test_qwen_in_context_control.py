@@ -93,6 +93,7 @@ def test_it_leaves_nothing_behind(lora: Path, opened: dict[str, Pipeline]) -> No
     assert np.array_equal(before.latents, pipe("a circle", **plain).latents)
 
 
+@pytest.mark.sample(0)
 def test_beside_a_network_and_another_lora(
     tmp_path: Path, tiny_folder: Path, lora: Path, opened: dict[str, Pipeline]
 ) -> None:
@@ -176,7 +177,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_planted_faults_are_caught(tiny_folder: Path, lora: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     latents, _ = theirs(tiny_folder, lora, CASES["guided"])
     FAULTS[fault](monkeypatch)

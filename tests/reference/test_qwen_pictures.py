@@ -61,7 +61,7 @@ def test_equals_diffusers(tiny_folder: Path, pipes: dict[str, Pipeline], strengt
 
 
 @pytest.mark.parametrize("sampler", [name for name, s in SAMPLERS.items() if s.flow])
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_every_sampler_with_a_form_for_flow(pipes: dict[str, Pipeline], sampler: str) -> None:
     """Both backends alike, all finite, and near the picture of many Euler steps where nothing is drawn."""
     asked = {"width": 48, "height": 32, "steps": 5, "guidance": 2.0, "seed": 5, "sampler": sampler}

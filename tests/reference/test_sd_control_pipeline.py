@@ -94,7 +94,7 @@ WINDOWS = {("sd15", name) for name in CASES if "windows" in CASES[name]}
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind in XL for name in CASES if (kind, name) not in WINDOWS]
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_equals_diffusers(folders, nets, kind: str, name: str) -> None:
     expected = theirs(folders[kind], kind, nets[kind], CASES[name])
     for backend in BACKENDS:
@@ -113,7 +113,7 @@ def strongly(pipe: qwenimg.Pipeline, made: qwenimg.Result, **asked: Any) -> None
 
 
 @pytest.mark.parametrize("kind", ["sd21", "sdxl"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_with_a_picture_to_start_from(folders, nets, kind: str) -> None:
     case = {"pictures": [WIDE], "scales": [0.7], "steps": 4}
     expected = theirs(folders[kind], kind, nets[kind], case, "Img2Img", image=START, strength=0.6)
@@ -124,7 +124,7 @@ def test_with_a_picture_to_start_from(folders, nets, kind: str) -> None:
             strongly(pipe, made, image=START, strength=0.6, steps=4, guidance=5.0)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_one_that_paints_within_a_mask(folders, tmp_path: Path) -> None:
     """Its pixels within the mask are -1; nothing but its name says that it is one."""
     net = write_controlnet(tmp_path / "control_v11p_sd15_inpaint", UNETS["sd21"] | _SMALL)
@@ -144,7 +144,7 @@ def test_one_that_paints_within_a_mask(folders, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["control_model.", ""])
 @pytest.mark.parametrize("kind", XL)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_file_with_its_authors_names_draws_what_the_folder_draws(
     folders, nets, tmp_path: Path, kind: str, prefix: str
 ) -> None:

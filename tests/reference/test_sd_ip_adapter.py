@@ -132,6 +132,7 @@ def moved(pipe: qwenimg.Pipeline, made: qwenimg.Result, **asked: Any) -> None:
 
 
 @pytest.mark.parametrize(("base", "kind"), [(base, kind) for base in BASES for kind in KINDS])
+@pytest.mark.sample(1)
 def test_each_kind_equals_diffusers(folders, adapters, base: str, kind: str) -> None:
     asked = {"num_inference_steps": 3, "guidance_scale": 5.0}
     expected = theirs(folders[base], base, [(kind, 41)], [ONE], scales=[0.7], **asked)
@@ -198,7 +199,7 @@ def controls(adapters: dict[tuple[str, str, int], Path], base: str, case: dict[s
 @pytest.mark.parametrize(
     ("base", "name"), [(base, name) for base in BASES for name in CASES if base in CASES[name].get("bases", BASES)]
 )
-@pytest.mark.sample(4)
+@pytest.mark.sample(0)
 def test_equals_diffusers(folders, adapters, base: str, name: str) -> None:
     case = CASES[name]
     expected = drawn(folders[base], base, case)
@@ -212,6 +213,7 @@ def test_equals_diffusers(folders, adapters, base: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["keys-and-values", "scale-twice", "negative-has-the-picture"])
+@pytest.mark.sample(0)
 def test_planted_faults_are_seen(folders, adapters, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Each fault moves the latents far beyond the tolerance."""
     from qwenimg.common.families.stable_diffusion import ip_adapter

@@ -80,6 +80,7 @@ def test_an_aspect_keeps_the_area(folders) -> None:
     assert load(folders["sdxl"], "cpu").defaults.size(Fraction(16, 9)) == (80, 48)  # instead of 64 x 64
 
 
+@pytest.mark.sample(0)
 def test_sinusoids_of_another_order(folders, tmp_path: Path) -> None:
     """Sines first and the last angle 1 / 10000: of SDXL's sizes as well as of the time. They are made in common/."""
     folder = tmp_path / "sdxl"
@@ -114,7 +115,7 @@ IMG2IMG = {
 
 @pytest.mark.parametrize("name", IMG2IMG)
 @pytest.mark.parametrize("strength", [0.35, 1.0])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_image_to_image(folders, name: str, strength: float) -> None:
     asked = {"strength": strength, "guidance_scale": 4.0, "negative_prompt": NEGATIVE}
     expected = oracle_sd.generate(
@@ -139,7 +140,7 @@ def test_one_side_keeps_the_proportions_of_the_picture(folders) -> None:
 
 @pytest.mark.parametrize("strength", [0.6, 1.0])
 @pytest.mark.parametrize("name", ["sd21", "inpaint"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_inpainting(folders, name: str, strength: float) -> None:
     """With a model of 9 channels, and by blending latents with one of 4."""
     asked = {"strength": strength, "guidance_scale": 4.0, "negative_prompt": NEGATIVE}
@@ -207,7 +208,7 @@ def test_the_folders_own_scheduler(folders, sampler: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_long_prompts_go_in_chunks(folders, backend: str) -> None:
     pipe = load(folders["sd15"], backend)
     long = "a red circle on a small dog, " * 20
@@ -217,7 +218,7 @@ def test_long_prompts_go_in_chunks(folders, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_prompts_of_which_the_tokenizers_need_unequal_chunks(folders, backend: str) -> None:
     """SDXL's second tokenizer makes one token of each "!", the first one of each "!!"."""
     from transformers import CLIPTokenizer

@@ -154,7 +154,7 @@ PROMPTS: dict[str, tuple[str, list[Call]]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 def test_equal_to_a_loop_over_diffusers(with_sampler, name: str, prompt: str, backend: str) -> None:
     folder, (text, texts) = with_sampler(name, EULER), PROMPTS[prompt]
     made = load(folder, backend)(
@@ -179,7 +179,7 @@ def test_a_negative_prompt_with_a_schedule(with_sampler, name: str, backend: str
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 def test_from_a_picture_calls_count_from_0_of_all_steps(with_sampler, name: str, backend: str) -> None:
     """Half the strength leaves 3 of 6 steps: a share of 0.5 is call 3, which is not reached; 0.2 is call 1."""
     folder = with_sampler(name, EULER)
@@ -202,7 +202,7 @@ SCHEDULERS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_samplers_count_calls_of_the_model(folders, with_sampler, scheduler: str, backend: str) -> None:
     folder = folders["sd15"] if scheduler == "PNDMScheduler" else with_sampler("sd15", scheduler)
     prompt, colours = SCHEDULERS[scheduler]
@@ -255,6 +255,7 @@ def near(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_the_sum_at_guidance_1_takes_the_negative_prompt(folders, backend: str) -> None:
     """u + (a - u) + (b - u) at scale 1; with weights that sum to 1 and equal parts it is the part itself."""
     pipe = load(folders["sd15"], backend)
@@ -269,6 +270,7 @@ def test_the_sum_at_guidance_1_takes_the_negative_prompt(folders, backend: str) 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_changes_that_change_nothing(folders, backend: str) -> None:
     """With clip-skip, cut guidance, the step cache, a refiner's steps and CFG++ the picture is that of the text."""
     pipe = load(folders["sdxl"], backend)
@@ -280,6 +282,7 @@ def test_changes_that_change_nothing(folders, backend: str) -> None:
     assert changed["cached_calls"] == "2"  # each other call has another text than the one before
 
 
+@pytest.mark.sample(0)
 def test_a_refiner_goes_on_counting(folders) -> None:
     pipe = qwenimg.load(folders["sdxl"], backend="cpu", precision="fp32", refiner=folders["refiner"])
     asked = {"steps": 6, "refine_at": 0.5}
@@ -330,6 +333,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("prompt", REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.sample(4)
 def test_prompts_out_of_bounds_are_refused_in_a_line(folders, prompt: str) -> None:
     pipe = load(folders["sd15"], "cpu")
     if not REFUSED[prompt]:

@@ -67,7 +67,7 @@ ASKED: dict[str, Any] = {"steps": 4, "guidance": 5.0}
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_equals_diffusers(folders, union: Path, name: str) -> None:
     case = CASES[name]
     expected = theirs(folders["sdxl"], union, case)
@@ -79,7 +79,7 @@ def test_equals_diffusers(folders, union: Path, name: str) -> None:
             strongly(pipe, made, **ASKED)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_inpaint_takes_a_mask(folders, union: Path) -> None:
     """The pixels within the mask are black."""
     case = {"kinds": ["inpaint"], "modes": [7], "scales": [1.0]}
@@ -97,7 +97,7 @@ def test_inpaint_takes_a_mask(folders, union: Path) -> None:
                 pipe.check(PROMPT, **SIZE, **asked)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_beside_another_network_and_in_16_bits(folders, union: Path, tmp_path: Path) -> None:
     net = write_controlnet(tmp_path / "canny", UNET)
     asked = ASKED | {"control": [Control(str(union), "a", "depth", picture=WIDE), (net, HIGH)]}

@@ -79,7 +79,7 @@ def larger(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("sd15", "lanczos"), ("sd15", "latent"), ("sdxl", "latent-bicubic")])
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_stable_diffusion(folders: dict[str, Path], sd15: Path, kind: str, name: str) -> None:
     folder = {"sd15": sd15}.get(kind, folders[kind])
     asked = {"prompt": PROMPT, "num_inference_steps": 4, "guidance_scale": 4.0, "negative_prompt": "blurry"}
@@ -98,6 +98,7 @@ def test_stable_diffusion(folders: dict[str, Path], sd15: Path, kind: str, name:
             ), expected)  # fmt: skip
 
 
+@pytest.mark.sample(0)
 def test_z_image(tiny_zimage: Path) -> None:
     _, pixels = oracle_zimage.generate(tiny_zimage, PROMPT, noise.normal((1, 16, 6, 8), SEED), steps=4)
     expected = oracle_zimage.from_picture(

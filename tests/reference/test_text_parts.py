@@ -106,6 +106,7 @@ def reference(kind: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_flux(folders: dict[str, Path], backend: str) -> None:
     """A pooled vector without a projection, of the first end token, and T5's states."""
     checkpoint, device = opened(folders["flux"]), residents(backend)

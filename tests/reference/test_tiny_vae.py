@@ -97,6 +97,7 @@ def test_taesd_is_that_of_diffusers(backend: str, channels: int, tmp_path: Path)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["taesd", "taef2", "taew2_1"])
+@pytest.mark.sample(1)
 def test_each_is_the_published_formula_in_float64(backend: str, kind: str, tmp_path: Path) -> None:
     patch = 2 if kind == "taef2" else 1
     made = tiny.video_config(16) if kind == "taew2_1" else tiny.config(32, pooled=kind == "taef2", patch=patch)
@@ -144,6 +145,7 @@ def test_in_bfloat16_it_is_within_its_rounding(backend: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_every_layout_has_the_same_weights(backend: str, tmp_path: Path) -> None:
     made = tiny.config(4)
     named = tiny.weights(made)

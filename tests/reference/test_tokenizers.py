@@ -448,6 +448,7 @@ def test_files_that_are_missing_or_too_large(tmp_path: Path) -> None:
     assert str(1 << 40) in refusal(tmp_path)
 
 
+@pytest.mark.sample(0)
 def test_a_random_byte_never_escapes_as_another_error(folders: dict[str, Path], tmp_path: Path) -> None:
     """300 files with a changed, missing or doubled piece load, or are refused with a ModelError."""
     raw = (folders["json"] / "tokenizer.json").read_bytes()

@@ -36,6 +36,7 @@ from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
+from qwenimg.common.parts.components import config_at
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.quant.bits import widened
 from qwenimg.common.weights import part_names
@@ -164,7 +165,8 @@ IN_GGUF = CASES | {"z-image, flat pads": z_image(flat_pads)}
 
 def opened(network: Network, path: Path, like: Any = None) -> tuple[Any, Arrays]:
     """The configuration of the transformer in a file, and its parameters."""
-    part = open_part(network.names.LAYOUTS, path, like or network.like, "transformer")
+    layouts = network.names.LAYOUTS
+    part = open_part(layouts, path, config_at(layouts.network, path, like or network.like), "transformer")
     arrays = {name: widened(read(entry)) for name, entry in part.plan.entries.items()}
     part.plan.close()
     return part.config, arrays
@@ -215,6 +217,7 @@ def test_the_reference_reads_the_file(name: str) -> None:
 
 @pytest.mark.parametrize("prefix", part_names.DENOISERS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(14)
 def test_every_tensor_is_that_of_the_model(tmp_path: Path, name: str, prefix: str) -> None:
     case = CASES[name]
     model = case.model()
@@ -248,6 +251,7 @@ TYPES += [(*row, type) for row in ARCHITECTURES[3:5] for type in ("BF16", "Q4_0"
 
 
 @pytest.mark.parametrize(("name", "architecture", "type"), TYPES)
+@pytest.mark.sample(9)
 def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
     """As converters write it: under the name of another architecture too. SD 3's table of positions is quantized by
     some, with its three dimensions."""
@@ -263,6 +267,7 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["flux-dev", "flux2", "z-image", "qwen21, fused"])
+@pytest.mark.sample(5)
 def test_comfyui_in_8_bits(tmp_path: Path, name: str, layout: str) -> None:
     """The parts of a fused tensor have its scale, and of scales for rows their own."""
     case, path, prefix = CASES[name], tmp_path / "a.safetensors", "model.diffusion_model."
@@ -479,6 +484,7 @@ BAD: dict[str, tuple[tuple[Change, str], ...]] = {
     ("name", "change", "message"),
     [pytest.param(name, *row, id=f"{name}: {row[1]}") for name, some in BAD.items() for row in some],
 )
+@pytest.mark.sample(27)
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str, change: Change, message: str) -> None:
     case = CASES[name]
     tensors = case.file(case.model())

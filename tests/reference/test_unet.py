@@ -128,6 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("side", [TORCH, MLX], ids=["torch", "mlx"])
+@pytest.mark.sample(1)
 def test_images_of_a_batch_do_not_mix(folder: Path, side) -> None:
     """Each of two alone, with its own time, text and sizes, is what it is beside the other."""
     side = side()
@@ -158,7 +159,7 @@ def test_one_time_serves_a_whole_batch(folder: Path, side) -> None:
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SD_BASES]
 )
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_both_backends_run_the_same_operations_in_the_same_dtypes(folder: Path, name: str) -> None:
     config, plan = unet_plan(folder)
     policy, given = SD_BASES[name], Given(config, (8, 6))
@@ -239,7 +240,7 @@ def test_scores_beyond_float16_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("side", [TORCH, MLX], ids=["torch", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_an_overflow_in_float16_is_named(tmp_path: Path, side) -> None:
     """Queries of 1e5: float16 does not hold them, and the probe tells whose they are. bfloat16 does."""
     side = side()

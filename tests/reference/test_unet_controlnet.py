@@ -138,6 +138,7 @@ def test_forward(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
             assert max(*errors, error) <= FLOAT32
 
 
+@pytest.mark.sample(0)
 def test_means_over_all_pixels(tmp_path: Path) -> None:
     case = Case(tmp_path, "SD 1.5", (9, 13), global_pool_conditions=True)
     residuals, prediction = case.expected(False)

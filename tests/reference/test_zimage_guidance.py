@@ -59,6 +59,7 @@ def test_equals_diffusers(tiny_zimage: Path, start: np.ndarray, plain: np.ndarra
     assert acts > 100 * LATENTS or more == {"cfg_normalization": 50.0}
 
 
+@pytest.mark.sample(0)
 def test_a_limit_for_each_token_is_another(tiny_zimage: Path, start: np.ndarray, monkeypatch) -> None:
     """The fault of taking Qwen-Image's formula, and that of a truncation by steps, both show."""
     limited, _ = oracle_zimage.generate(tiny_zimage, PROMPT, start, **ASKED, cfg_normalization=1.0)

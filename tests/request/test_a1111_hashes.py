@@ -60,6 +60,7 @@ def behind_header(path: Path) -> str:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_loras_and_model_are_in_the_text_with_their_hashes(backend: str, tiny_folder: Path, tmp_path: Path) -> None:
     one = write_lora(tiny_folder, "qwen", tmp_path / "line art, v2.safetensors", 10)
     two = write_lora(tiny_folder, "qwen", tmp_path / "glow.safetensors", 20)
@@ -80,6 +81,7 @@ def test_loras_and_model_are_in_the_text_with_their_hashes(backend: str, tiny_fo
     assert "Lora hashes" not in read(a1111_parameters(plain.recipe))[1]
 
 
+@pytest.mark.sample(0)
 def test_a_model_in_one_file_has_its_hash(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     weights = next((folders["sd15"] / "unet").glob("*.safetensors"))
     expected = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -152,6 +154,7 @@ def again(drawn: Path, folder: Path, *more: str) -> Any:
     return cli("--from", str(drawn), "-m", str(folder), "--backend", "cpu", "-o", "b.png", "--overwrite", *more)
 
 
+@pytest.mark.sample(0)
 def test_a_picture_is_made_again_with_loras_found_by_their_content(drawn: Path, tiny_folder: Path) -> None:
     folder, pixels = drawn.parent, Image.open(drawn).tobytes()
     loras = folder / "comfy" / "models" / "loras" / "qwen"

@@ -59,6 +59,7 @@ def named(pipe: Pipeline, prompt: str, **asked: Any) -> list[str]:
         ("a AND embedding:easy :0.5", ["easy"]), ("word embedding: a diagram", []),
     ],
 )  # fmt: skip
+@pytest.mark.sample(7)
 def test_names_in_a_prompt(folders, webui: Path, prompt: str, names: list[str]) -> None:
     pipe = load(folders["sd15"], webui)
     assert sorted(named(pipe, prompt)) == sorted(names)
@@ -100,6 +101,7 @@ def test_a_word_that_is_the_name_of_one_for_another_model_is_a_word(folders, web
     assert named(load(folders["sdxl"], webui), "a style-xl, easy cat") == ["style-xl"]
 
 
+@pytest.mark.sample(0)
 def test_other_families_say_whom_they_are_for(tiny: dict[str, Path]) -> None:
     pipe = load(tiny["qwen"])
     for asked in ({"prompt": "a embedding:easy"}, {"prompt": "a", "embedding": "easy.pt"}):
@@ -133,6 +135,7 @@ def test_a_changed_file_is_read_again_and_texts_are_kept_by_content(folders, tmp
     assert np.array_equal(drawn[0], drawn[2]) and not np.array_equal(drawn[0], drawn[1])
 
 
+@pytest.mark.sample(0)
 def test_texts_on_the_disk_are_kept_by_content(folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path, drawn, loaded = tmp_path / "style.safetensors", [], []
@@ -166,6 +169,7 @@ def test_texts_are_read_back(tmp_path: Path) -> None:
 # Recipes
 
 
+@pytest.mark.sample(0)
 def test_a_recipe_names_embeddings_and_is_drawn_again_by_their_content(
     folders, webui: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +238,7 @@ def test_lines_of_a_prompt_file_have_their_own(folders, webui: Path, tmp_path: P
 # diffusers' method
 
 
+@pytest.mark.sample(0)
 def test_load_textual_inversion(folders, webui: Path) -> None:
     from qwenimg.diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 

@@ -121,6 +121,7 @@ def test_garbage_is_removed_and_no_link_is_followed(kept: Path) -> None:
     assert (other / "mine").exists() and not (kept / "link").is_symlink()
 
 
+@pytest.mark.sample(0)
 def test_one_process_at_a_time(kept: Path) -> None:
     first = started(kept, WAIT="1")
     assert first.stdout is not None
@@ -140,6 +141,7 @@ def test_a_folder_that_is_not_ours_alone_is_not_used(kept: Path) -> None:
     assert take(kept)[0] == ["ab/code.so", "files.json"]
 
 
+@pytest.mark.sample(0)
 def test_where_the_environment_names_a_folder_it_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

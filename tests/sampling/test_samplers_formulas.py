@@ -304,6 +304,7 @@ FLOW = {
 
 
 @pytest.mark.parametrize("name", FLOW)
+@pytest.mark.sample(2)
 def test_flow_forms_equal_diffusers(name, monkeypatch):
     module, cls, config = FLOW[name]
     if "flow" not in module and "ltx" not in module:

@@ -118,6 +118,7 @@ REFUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", REFUSED, ids=lambda given: "-".join(map(str, given.items()))[:50])
+@pytest.mark.sample(10)
 def test_what_is_refused_is_one_line(http: httpx2.Client, given: dict[str, Any]) -> None:
     body = {"image": sent(), "upscaler_1": "RealESRGAN_x4plus"} | given
     answer = http.post("/sdapi/v1/extra-single-image", json=body)
@@ -207,6 +208,7 @@ def test_a_drawn_picture_that_cannot_be_made_larger_is_kept(http: httpx2.Client)
         )),
     ],
 )  # fmt: skip
+@pytest.mark.sample(10)
 def test_a_wrong_upscaling_names_its_field(http: httpx2.Client, more: dict[str, Any], param: str) -> None:
     for address in ("/api/jobs", "/v1/images/generations"):
         answer = http.post(address, json=DRAWN | more)

@@ -50,6 +50,7 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("nope")
 
 
+@pytest.mark.sample(0)
 def test_pictures_are_those_of_the_command_line(client: openai.OpenAI, tmp_path: Path) -> None:
     answer = client.images.generate(prompt="a red circle", n=2, extra_body={"seed": 7, **FEW})
     code, _, err = qwenimg(

@@ -328,6 +328,7 @@ def by_webuiapi(server: RunningServer) -> bytes:
 
 
 @pytest.mark.parametrize(("option", "name"), [("control", LONG_NAME), ("control", "broken"), ("lora", "strange")])
+@pytest.mark.sample(1)
 def test_what_does_not_fit_the_model_is_told(
     controlled: RunningServer, folder: Path, monkeypatch: pytest.MonkeyPatch, option: str, name: str
 ) -> None:
@@ -464,7 +465,7 @@ def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
         (["--backend", "metal"], "mlx"), (["a prompt"], "unexpected extra argument"),
     ],
 )  # fmt: skip
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 def test_wrong_options(args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short").write_text("secret")

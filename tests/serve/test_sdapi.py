@@ -164,6 +164,7 @@ REFUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", REFUSED, ids=lambda given: "-".join(given))
+@pytest.mark.sample(11)
 def test_no_field_that_asks_for_something_is_ignored(http: httpx2.Client, given: dict[str, Any]) -> None:
     body = {"prompt": "x", "init_images": [PIXEL], "mask": PIXEL, **FEW, **given}
     answer = http.post("/sdapi/v1/img2img", json=body)
@@ -228,6 +229,7 @@ SECOND: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", SECOND, ids=lambda given: "-".join(given))
+@pytest.mark.sample(8)
 def test_no_second_pass_that_is_not_done(http: httpx2.Client, given: dict[str, Any]) -> None:
     body = json.dumps({"prompt": "x", **FEW, "enable_hr": True, **given})
     answer = http.post("/sdapi/v1/txt2img", content=body, headers={"content-type": "application/json"})

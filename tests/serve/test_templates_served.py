@@ -123,6 +123,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("prompt", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+@pytest.mark.sample(8)
 def test_a_hostile_template_is_400_and_reads_nothing(http: httpx2.Client, prompt: str, field: str) -> None:
     asked = {"prompt": "a circle", field: f"a circle {prompt}"}
     for path, more in (("/v1/images/generations", FEW), ("/sdapi/v1/txt2img", {"steps": 1, "width": 64, "height": 64})):
@@ -158,6 +159,7 @@ def test_without_a_folder_names_are_refused_and_off_takes_them_as_text(tmp_path:
             assert "template" not in picture.recipe
 
 
+@pytest.mark.sample(0)
 def test_the_page_shows_warnings_and_the_template(served: RunningServer, folder: Path) -> None:
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1200, "height": 900})

@@ -267,6 +267,7 @@ def test_without_the_built_in_model(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_random_weights_fail_it(backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The ordinary pipeline, on both backends: what draws noise is found out, and -m takes any folder."""
     write_random_model(tmp_path / "random")

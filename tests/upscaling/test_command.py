@@ -81,6 +81,7 @@ def test_alpha_stays_and_several_pictures_go_into_a_folder(folder: Path) -> None
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".jpg"])
+@pytest.mark.sample(0)
 def test_the_record_is_in_the_file_and_the_recipe_stays(folder: Path, suffix: str) -> None:
     drawn = cli("a red circle", "-m", "shapes", "--steps", "1", "-s", "1", "--size", "64", "-o", "drawn.png", "--quiet")
     assert drawn.code == 0
@@ -106,6 +107,7 @@ def test_the_record_is_in_the_file_and_the_recipe_stays(folder: Path, suffix: st
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp"])
+@pytest.mark.sample(0)
 def test_a_drawn_picture_is_written_larger(folder: Path, suffix: str) -> None:
     """As the command makes it of the small one, with the recipe and the record in the file."""
     draw = ("a red circle", "-m", "shapes", "--steps", "1", "-s", "1", "--size", "64", "--quiet")
@@ -188,6 +190,7 @@ def test_standard_output_takes_one_picture(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("esrgan", None), ("esrgan", 32), ("compact", None), ("compact", 32)])
+@pytest.mark.sample(0)
 def test_memory_is_the_planned_one_on_mlx(folder: Path, kind: str, rows: int | None) -> None:
     """MLX counts the bytes of its arrays; `tools/measure_upscaling.py` measures both backends at larger sizes."""
     from measure_upscaling import measured
@@ -259,6 +262,7 @@ def _job(name: str | None, by: int | None) -> Job:
     return Job(options={"prompt": "x"} | {key: value for key, value in given.items() if value is not None}, seeds=(0,))
 
 
+@pytest.mark.sample(0)
 def test_each_line_of_a_prompt_file_has_its_own(folder: Path) -> None:
     """By `generate` and by `batch`, whose pictures are drawn again if the factor or the upscaler's content changes."""
     lines = [
@@ -290,6 +294,7 @@ def test_each_line_of_a_prompt_file_has_its_own(folder: Path) -> None:
     cli("--prompt-file", "lines.txt", *draw, "--devices", "2", "-o", "a/").refused(5, "lines.txt:1", "one device")
 
 
+@pytest.mark.sample(0)
 def test_a_picture_that_cannot_be_made_larger_is_kept(folder: Path) -> None:
     """At its own size, with its recipe; a line says so, the exit code is that of the error, and the next is drawn."""
     huge = {name: values * np.float32(1e30) for name, values in upscalers.srvgg(convs=1, features=8, scale=2).items()}

@@ -52,6 +52,7 @@ def values(upscaling: Upscaling, pixels: np.ndarray, rows: int = WHOLE) -> np.nd
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(9)
 def test_values_are_spandrels(tmp_path: Path, backend: str, name: str) -> None:
     recorded = json.loads(DATA.read_text())[name]
     path = as_safetensors(tmp_path / "u.safetensors", CASES[name]())
@@ -65,6 +66,7 @@ def test_values_are_spandrels(tmp_path: Path, backend: str, name: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_values_are_the_formulas_and_those_of_bands(tmp_path: Path, backend: str, kind: str) -> None:
     tensors: Tensors = KINDS[kind]()
     pixels = np.random.default_rng(2).integers(0, 256, (43, 22, 3), dtype=np.uint8)
@@ -107,6 +109,7 @@ def test_a_picture_is_the_formulas_rounded_and_keeps_its_alpha(tmp_path: Path, b
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_no_picture_of_values_that_are_not_finite(tmp_path: Path, backend: str) -> None:
     pixels = np.full((8, 8, 3), 200, np.uint8)
     hot = {name: values * np.float32(1e9 if "conv_hr" in name else 1) for name, values in upscalers.rrdbnet().items()}
