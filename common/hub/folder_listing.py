@@ -101,8 +101,8 @@ def _row(root: Path, path: Path, known: Callable[[], Layers], upscalers: Sequenc
     try:
         if _is(path / "model_index.json"):
             family = registry.of_folder(path)
-            row = Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
-            return replace(row, type=_described(family, path))
+            model = Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
+            return replace(model, type=_described(family, path))
         if (tiny := _tiny_vae(path, name, folder)) is not None:
             return tiny
         if path.name.lower().endswith(PICKLES):

@@ -92,7 +92,8 @@ class DrawingPipeline(Generic[Picture]):
         """Create it around an opened pipeline; `from_pretrained` opens one."""
         if not isinstance(pipe, Pipeline):
             raise UsageError(f"{self.name} is opened by from_pretrained(MODEL), or made of qwenimg.load(MODEL)")
-        self._pipe, self._adapters, self._scheduler = pipe, adapters or Adapters(), None
+        self._pipe, self._adapters = pipe, adapters or Adapters()
+        self._scheduler: Any = None  # as it was set: ours, or one of diffusers
         self._warned: set[str] = set()
 
     @classmethod
