@@ -37,6 +37,8 @@ READ = (
     (r"diffusion_models/flux1-(dev|schnell)(-fp8)?", f"{T}: FLUX.1"),
     (r"diffusion_models/flux1-(krea-dev|dev-kontext)_fp8_scaled", f"{T}: FLUX.1 dev's architecture, Kontext"),
     (r"diffusion_models/(flux1-fill-dev|flux\.1-fill-dev-OneReward-transformer_fp8)", f"{T}: FLUX.1 Fill"),
+    (r"diffusion_models/flux1-canny-dev", f"{T}: FLUX.1 Canny"),
+    (r"loras/flux1-depth-dev-lora", "`--control`: FLUX.1 dev"),
     (r"text_encoders/qwen_2\.5_vl_7b(_fp8_scaled)?", f"{E}: Qwen-Image, -Edit, -Layered"),
     (r"text_encoders/qwen3vl_8b_(bf16|fp8_scaled|int8_convrot)", f"{E}: Qwen-Image-2.1"),
     (r"text_encoders/qwen_3_4b(_fp8_mixed)?", f"{E}: Z-Image, FLUX.2 klein 4B"),
@@ -63,7 +65,6 @@ READ = (
 NOT = (
     (r"diffusion_models/qwen_image_layered_control_bf16", "Qwen-Image-Layered with a control picture, not tried"),
     (r"diffusion_models/flux-2-klein-9b-kv-fp8", "FLUX.2 klein with cached references: another way to draw"),
-    (r"diffusion_models/flux1-canny-dev|loras/flux1-depth-dev-lora", "FLUX.1's models for control images"),
     (r"vae/full_encoder_small_decoder", "FLUX.2's smaller decoder: take flux2-vae"),
     (r"controlnet/sd3\.5_large_controlnet_.*", "control networks of Stable Diffusion 3.5"),
     (r"style_models/flux1-redux-dev|clip_vision/sigclip_.*|(loras|model_patches)/uso-flux1-.*", "FLUX.1 Redux and USO"),

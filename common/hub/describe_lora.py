@@ -13,7 +13,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import Description, listed
 from qwenimg.common.families.family import Family
 from qwenimg.common.weights.loras import delta
-from qwenimg.common.weights.loras.lora import LoraFile, counts, fit, read_lora, scale_of
+from qwenimg.common.weights.loras.lora import LoraFile, counts, fit, read_lora, scale_of, widened
 from qwenimg.common.weights.loras.lora_keys import Module
 from qwenimg.common.weights.loras.lora_names import Names, find
 
@@ -102,7 +102,7 @@ def _use(lora: LoraFile, models: Layers, fits: Sequence[str], errors: Mapping[st
         for name in fits:
             by_count.setdefault(counts(lora, models[name][1]), []).append(name)
         used = "; ".join(f"{some} by {' or '.join(names)}" for some, names in by_count.items())
-        return [f"used: {used}", f"use it: qwenimg PROMPT -m {first} {_option(lora, models[first][0])}"], []
+        return [f"used: {used}", f"use it: qwenimg PROMPT -m {first} {_option(lora, *models[first])}"], []
     fault = f"for {first}: {errors[first]}"
     known, _ = _matches(lora, models[first][1])
     if known < count or None in (delta.kind_of(frozenset(one.parts)) for one in lora.modules.values()):
@@ -110,8 +110,10 @@ def _use(lora: LoraFile, models: Layers, fits: Sequence[str], errors: Mapping[st
     return [f"use it: only with a model of its own sizes; {fault}"], []
 
 
-def _option(lora: LoraFile, family: Family) -> str:
+def _option(lora: LoraFile, family: Family, names: Names) -> str:
     """Return the option that takes the file, and why where only its name says it."""
+    if widened(fit(lora, names), names):
+        return "--control FILE=PICTURE (the model sees a control picture with it)"
     if family.control is None or not family.control.names_lora(lora.file.path):
         return "--lora FILE:SCALE"
     return "--control FILE=PICTURE (by its name it is for control pictures; its tensors are those of any LoRA)"

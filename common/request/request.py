@@ -219,9 +219,10 @@ class Request:
     ))  # fmt: skip
     controls: tuple[Control, ...] = option((), Option(
         name="control",
-        help="follow the edges, depth or pose in PICTURE, by a control network; canny@PICTURE finds the edges first",
-        call="MODEL=PICTURE:SCALE:START-END, a tuple (model, picture, scale, (start, end)), or a list of these",
-        python="Controls", section="Control", metavar="MODEL=PICTURE[:SCALE[:START-END]]",
+        help="follow the edges, depth or pose in PICTURE, by a control network, or by a model that sees it itself; "
+        "canny@PICTURE finds the edges first",
+        call="MODEL=PICTURE:SCALE:START-END, PICTURE, a tuple (model, picture, scale, (start, end)), or a list of these",
+        python="Controls", section="Control", metavar="[MODEL=]PICTURE[:SCALE[:START-END]]",
         longest=8_000, parse=control_text.parse, checks=control_text.check, recorded="changed",
     ))  # fmt: skip
 
@@ -278,7 +279,7 @@ class Request:
             if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or picture.size == 0:
                 shown = f"{picture.dtype} {list(picture.shape)}"
                 raise UsageError(
-                    f"the picture of control {clean(one.network, 60)} is {shown}; expected uint8 [H, W, 3]"
+                    f"the picture of control {clean(one.network or one.file, 60)} is {shown}; expected uint8 [H, W, 3]"
                 )
 
     @property

@@ -116,7 +116,8 @@ def _control(unit: Mapping[str, Any], number: int) -> Control:
     weight, start, end = (body.number(unit.get(name, value), float) for name, value in usual.items())
     if not all(type(one) in (int, float) for one in (weight, start, end)):
         raise HttpError(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
-    name = _HASH.sub("", str(unit.get("model")))
+    named = _HASH.sub("", str(unit.get("model")))
+    name = "" if named == "None" else named  # "": the model itself sees the picture
     kind = str(unit.get("union_control_type", "unknown")).lower()
     if kind not in _KINDS:
         raise _unsupported(f"union_control_type {clean(kind, 40)!r}")

@@ -23,7 +23,7 @@ from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.control_net import is_seen
+from qwenimg.common.parts.control_net import OwnInput, is_seen
 from qwenimg.common.pipeline.models.flow_model import FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.models.inputs import MaskInput, PictureInputs, each_picture
 from qwenimg.common.pipeline.models.pooled_flow_model import PooledFlowModel
@@ -71,7 +71,7 @@ class Flux(PooledFlowModel):
         elif kind == FILL.name:
             self.inputs = PictureInputs(mask=MaskInput(side=self.scale, samples_unused=True))
         elif kind in (CANNY.name, DEPTH.name):
-            self.inputs = PictureInputs(control=True)
+            self.inputs, self.nets = PictureInputs(control=True), {"": OwnInput()}
         self.few_steps = variants.few_steps(guided=guided) if kind == TEXT.name else {}
 
     def warnings(self, request: Request) -> list[str]:
