@@ -221,7 +221,7 @@ class Request:
         name="control",
         help="follow the edges, depth or pose in PICTURE, by a control network, or by a model that sees it itself; "
         "canny@PICTURE finds the edges first",
-        call="MODEL=PICTURE:SCALE:START-END, PICTURE, a tuple (model, picture, scale, (start, end)), or a list of these",
+        call="MODEL=PICTURE:SCALE:START-END, PICTURE, a tuple (model, picture, scale, (start, end)), or a list",
         python="Controls", section="Control", metavar="[MODEL=]PICTURE[:SCALE[:START-END]]",
         longest=8_000, parse=control_text.parse, checks=control_text.check, recorded="changed",
     ))  # fmt: skip

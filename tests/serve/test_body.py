@@ -149,6 +149,7 @@ CONTROLLED = replace(SETTINGS, controls={"union": "/home/me/nets/union", "known"
     ("text", "count", "expected"),
     [
         ("union=1", 1, "/home/me/nets/union=1"), (" union = canny@1:0.5 ", 1, "/home/me/nets/union=canny@1:0.5"),
+        ("canny@1", 1, "canny@1"), ("=1:1:0-1", 1, "1"),  # for a model that sees it itself
         (["union=2:0.5:0-0.8", "known=1", "union=1"], 2,
          "/home/me/nets/union=2:0.5:0-0.8; qwen-image-controlnet-union=1; /home/me/nets/union=1"),
         ("union=1:0.5; union=also@2; known=mask@3", 3,
@@ -168,7 +169,8 @@ def test_controls_have_served_names_and_numbers_of_pictures(text: object, count:
         ("union=1/../../x", 1, "control"), ("union=file:1", 1, "control"), ("union=01", 1, "control"),
         ("union=0", 1, "control"), ("union=1:x", 1, "control"), ("union=1:0.5:0.9-0.1", 1, "control"),
         ("union=1:-1", 1, "control"), ("union=1:1e999", 1, "control"), ("union=pose@1", 1, "control"),
-        ("union", 1, "control"), ("=1", 1, "control"), ("/home/me/nets/union=1", 1, "control"),
+        ("union", 1, "control"), ("/etc/passwd", 1, "control"), ("=../1", 1, "control"),
+        ("/home/me/nets/union=1", 1, "control"),
         ("qwen-image-controlnet-union=1", 1, "control"), ("../nets/union=1", 1, "control"), (7, 1, "control"),
         ([1], 1, "control"), (["union=1", None], 1, "control"), ("; ".join(["union=1"] * 9), 1, "control"),
         ("union=2", 1, "control_image"), ("union=1", 0, "control_image"), ("union=1", 2, "control_image"),

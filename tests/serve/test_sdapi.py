@@ -310,6 +310,7 @@ def test_what_is_not_done_names_its_field(http: httpx2.Client, given: dict[str, 
     [
         ({}, "no image"), ({"image": "http://127.0.0.1/x.png"}, "addresses are not fetched"), ({"image": 3}, "base64"),
         ({"image": PIXEL, "model": "union"}, "no control network 'union' here; served are none"),
+        ({"image": PIXEL, "model": "None"}, "is for a model that sees one itself; here write NETWORK=PICTURE"),
         ({"image": PIXEL, "model": "x", "module": "depth_midas"}, "is not here, but none, canny"),
         ({"image": PIXEL, "model": "x", "module": "canny", "threshold_a": 50, "threshold_b": 90}, "threshold"),
         ({"image": PIXEL, "model": "x", "mask": PIXEL}, "mask"),

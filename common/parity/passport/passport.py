@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
+from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.sample import LARGEST, Drawn, called
 from qwenimg.common.parity.stations import Station
 from qwenimg.common.precision import precision
@@ -164,7 +165,7 @@ class RecordedControl:
     picture: NDArray[np.uint8]  # [H, W, 3] of the image's size, before the preprocessor
 
     def __post_init__(self) -> None:
-        if len(self.name) > MAX_NAME:
+        if len(self.name) > MAX_NAME or (not self.name) != (self.fingerprint == fingerprint(())):
             raise ValueError(f"a control called {clean(self.name, 30)!r}")
         if re.fullmatch("[0-9a-f]{64}", self.fingerprint) is None:
             raise ValueError(f"control {clean(self.name, 30)!r} has the fingerprint {clean(self.fingerprint, 30)!r}")
