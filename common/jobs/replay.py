@@ -165,8 +165,8 @@ def differences(replay: Replay | None, job: Job, recipe: Recipe) -> list[str]:
     if replay is None or replay.noise_sha256 is None or replay.options.get("seed") != str(job.seed):
         return []
     lines, now = [], dict[str, Any](recipe)
-    same_size = all(replay.options.get(side) == job.get(side) for side in ("width", "height"))
-    if same_size and recipe["noise_sha256"] != replay.noise_sha256:
+    same = all(replay.options.get(name) == job.get(name) for name in ("width", "height", "variation"))
+    if same and recipe["noise_sha256"] != replay.noise_sha256:
         lines.append("the noise is not that of the picture given to --from")
     prints = recipe.get("fingerprints", {})
     for key in NAMES:

@@ -656,7 +656,8 @@ def test_other_noise_than_the_recipes_is_told(library: Library, monkeypatch: pyt
     original = FakePipeline._recipe
     monkeypatch.setattr(FakePipeline, "_recipe", lambda *args: {**original(*args), "noise_sha256": "f" * 64})
     assert "the noise is not that" in cli("--from", "a.png", "-o", "c").err
-    assert "the noise is not that" not in cli("--from", "a.png", "-s", "2", "-o", "d").err
+    for number, asked in enumerate([("-s", "2"), ("--variation", "7:0.2"), ("--size", "16")]):
+        assert "the noise is not that" not in cli("--from", "a.png", *asked, "-o", f"d{number}").err, asked
 
 
 def test_pictures_without_a_recipe(library: Library) -> None:

@@ -210,6 +210,20 @@ def test_a_bad_request_names_its_field(client: openai.OpenAI, asked: Any, param:
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
+@pytest.mark.parametrize(("field", "name"), [
+    ("stepz", "steps"), ("promt", "prompt"), ("negative_promp", "negative_prompt"), ("denoise", "strength"),
+    ("guidence_scale", "guidance_scale"), ("output_fromat", "output_format"), ("Seed", "seed"), ("nonsense", ""),
+])  # fmt: skip
+def test_a_misspelled_field_is_told_the_right_one(server: RunningServer, field: str, name: str) -> None:
+    """In this API and in that of jobs, each in its form of an error."""
+    with server.http as http:
+        fault = http.post("/v1/images/generations", json={"prompt": "x", field: 4}).json()["error"]
+        job = http.post("/api/jobs", json={"prompt": "x", field: 4}).json()["error"]
+    told = f"unknown field {field!r}" + (f"; did you mean {name}?" if name else "")
+    assert (fault["message"], fault["param"], fault["code"]) == (told, field, "unknown_parameter")
+    assert job["message"].startswith(f"unknown field {field!r}") and (told == job["message"]) == (name[:6] != "output")
+
+
 def test_faults_that_only_the_model_knows(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.images.edit(image=b"no picture", prompt="x")

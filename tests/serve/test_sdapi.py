@@ -19,6 +19,7 @@ import write_sd_fields
 from PIL import Image
 from support.servers import LONG, RunningServer
 
+from qwenimg.cli.serve.apis import sd_fields
 from qwenimg.cli.serve.apis.sd_fields import BOTH, PICTURE, TEXT
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "sdapi_requests.json").read_text(encoding="utf-8"))
@@ -429,3 +430,14 @@ def test_requests_of_other_clients(http: httpx2.Client, client: str) -> None:
                 assert Image.open(io.BytesIO(base64.b64decode(image))).format == "PNG"
                 pictures += 1
     assert pictures
+
+
+@pytest.mark.parametrize("field", ["cfg_scal", "Steps ", "widht", "negativ_prompt", "denoising_strenght"])
+def test_a_misspelled_field_is_refused(http: httpx2.Client, field: str) -> None:
+    answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", "steps": 1, field: 4})
+    assert answer.status_code == 400 and f"unknown field {field!r}; did you mean " in str(answer.json()), answer.text
+
+
+@pytest.mark.parametrize("field", sorted(sd_fields.OF_FORKS))
+def test_fields_of_other_programs_are_left_alone(field: str) -> None:
+    sd_fields.check({"prompt": "x", field: 4, "vae_type": "Full", "sd_vae": "x"}, with_image=False)

@@ -7,12 +7,14 @@ import base64
 import binascii
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from qwenimg.cli import foreign_words
 from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.cli.serve.settings import Settings
 from qwenimg.common.base.errors import ModelError, UsageError
@@ -36,6 +38,8 @@ LARGE = 64 << 10  # bytes of a body that is parsed apart
 _WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _NUMBER = re.compile(r"-?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 CONTROL_IMAGE = "control_image"  # the field with the pictures of `control`
+SIMILAR = 0.78  # difflib's similarity of an unknown field with a known one, from which on that is suggested
+_OPTION = re.compile(r"give (?:-\w, )?--([a-z-]+)")  # the start of a message about an option
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
@@ -72,13 +76,35 @@ def option_names() -> dict[str, str]:
     return names
 
 
-def options(data: Mapping[str, Any]) -> Options:
-    """Return the options in `data` by our names; a number may be a text, as in a form. Raises HttpError for an unknown
-    name, a value of another type, and two names of one option with two values."""
+def meant(field: str, known: Iterable[str]) -> str | None:
+    """Return the one of the `known` fields that an unknown `field` stands for: by other programs' words for options, or
+    misspelled."""
+    plain, names = field[:100].lower().replace("-", "_"), [*known]
+    advice = foreign_words.OPTIONS.get(f"--{plain.replace('_', '-')}", "")
+    option = match[1].replace("-", "_") if (match := _OPTION.match(advice)) else ""
+    return option if option in names else misspelled(plain, names)
+
+
+def misspelled(field: str, known: Iterable[str]) -> str | None:
+    """Return the one of the `known` fields that is written nearly as `field`; None if there is none."""
+    return next(iter(get_close_matches(field[:100].lower(), [*known], 1, SIMILAR)), None)
+
+
+def unknown_field(field: str, known: Iterable[str], what: str = "field") -> HttpError:
+    """Return the refusal of an unknown `field` of a request that takes those `known`."""
+    name = meant(field, known)
+    text = f"unknown {what} {clean(field, 40)!r}" + (f"; did you mean {name}?" if name else "")
+    return HttpError(400, text, param=clean(field, 40), code="unknown_parameter")
+
+
+def options(data: Mapping[str, Any], others: Sequence[str] = ()) -> Options:
+    """Return the options in `data` by our names; a number may be a text, as in a form. others: the other fields of such
+    a request, for the message about an unknown one. Raises HttpError for an unknown name, a value of another type, and
+    two names of one option with two values."""
     names, values, origin = option_names(), dict[str, Any](), dict[str, str]()
     for key, value in data.items():
         if key not in names:
-            raise HttpError(400, f"unknown field {clean(key, 40)!r}", param=clean(key, 40), code="unknown_parameter")
+            raise unknown_field(key, [*names, *others])
         name = names[key]
         if not TEXT_OPTIONS[name].several:
             value = number(value, TEXT_OPTIONS[name].kind)

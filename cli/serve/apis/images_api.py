@@ -36,6 +36,8 @@ IGNORED = ("user", "quality", "style", "moderation", "safety_identifier", "outpu
 _SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 # The only values of fields that have no other meaning here.
 _ONLY = {"response_format": ("b64_json",), "background": ("auto", "opaque"), "partial_images": (0, 1, 2, 3)}
+_FILES = ("image", "mask", body.CONTROL_IMAGE)
+_FIELDS = ("model", "n", "stream", "deadline", "output_format", *IGNORED, *_ONLY, *_FILES)
 _ECHOED = ("seed", "steps", "guidance", "sampler", "warnings")
 
 
@@ -118,7 +120,7 @@ class ImagesApi:
             data["num_images"] = _count(data.pop("n"))
         return ImageJob(
             model=model,
-            spec=body.job_of(body.options(data), self.settings, files, most=MOST),
+            spec=body.job_of(body.options(data, _FIELDS), self.settings, files, most=MOST),
             suffix=suffix,
             kind="images",
             client=client_of(request),
@@ -187,9 +189,9 @@ async def _parts(form: FormData) -> tuple[dict[str, Any], InputFiles]:
             raise HttpError(400, "this field occurs twice", param=name[:40])
         else:
             texts[name] = value
-    images, masks, controls = (files.pop(name, []) for name in ("image", "mask", body.CONTROL_IMAGE))
+    images, masks, controls = (files.pop(name, []) for name in _FILES)
     if files:
-        raise HttpError(400, f"unknown file {next(iter(files))[:40]!r}", param=next(iter(files))[:40])
+        raise body.unknown_field(next(iter(files)), _FILES, "file")
     if not images:
         raise HttpError(400, "an image is missing", param="image")
     body.check_count(len(images), "image")

@@ -29,6 +29,7 @@ from qwenimg.common.jobs.image_options import plain
 from qwenimg.common.jobs.job import InputFiles
 
 MOST = 100  # pictures of a job
+_FIELDS = ("model", "deadline", "image", "mask", body.CONTROL_IMAGE)  # beside the options of a picture
 LISTED = 100  # jobs or pictures of one answer
 _TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
 _FOREVER = "private, max-age=31536000, immutable"
@@ -74,7 +75,7 @@ class JobsApi:
         files = InputFiles(images=images, mask=mask, controls=controls)
         job = ImageJob(
             model=model,
-            spec=body.job_of(body.options(data), self.settings, files, most=MOST),
+            spec=body.job_of(body.options(data, _FIELDS), self.settings, files, most=MOST),
             preview_suffix=".jpg",
             kind="job",
             client=client_of(request),

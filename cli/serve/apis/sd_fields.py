@@ -127,11 +127,19 @@ OVERRIDES: Mapping[str, tuple[Any, ...]] = {
     "samples_format": ("png",),
 }
 _OF_FILES = ("save_", "grid_", "outdir_", "directories_", "do_not_")  # beginnings of settings about files that are kept
+# Fields of programs that have this API too, which are like one of A1111's and are no misspelled one
+OF_FORKS = ("cfg_rescale", "distilled_cfg_scale", "hr_denoising_strength", "hr_distilled_cfg", "refiner_switch_at",
+            "resize_name")  # fmt: skip
 _MOST_LAYERS = 12  # of CLIP
 
 
 def check(data: Mapping[str, Any], *, with_image: bool) -> None:
-    """Raise HttpError for a field with an effect that is not supported."""
+    """Raise HttpError for a field with an effect that is not supported, and for a misspelled one; A1111 ignores other
+    unknown fields, and some clients send them."""
+    known = [name for row in (*BOTH, *TEXT, *PICTURE) for name in row.names]
+    for name in data:
+        if name not in (*known, *OF_FORKS) and (near := body.misspelled(name, known)) is not None:
+            raise HttpError(400, f"unknown field {clean(name, 40)!r}; did you mean {near}?", param=clean(name, 40))
     for row in (*BOTH, *(PICTURE if with_image else ())):
         for name in row.names if row.values else ():
             if name in data and data[name] not in row.values:
