@@ -306,8 +306,13 @@ def test_every_option_of_the_schema_has_a_control(watched: Watched, server: Runn
     names = set(page.evaluate("[...document.querySelectorAll('#form [name]')].map((one) => one.name)"))
     there = {name for name, about in schema.items() if "x-families" not in about or name in model["options"]}
     unserved = {"lora", "lora_mode", "embedding", "control", "upscale", "upscale_with"}
+    unserved |= {"ip_adapter", "ip_image", "ip_mask"}  # they are among the networks of `control`
     assert there - names == {"size"} | unserved, "size is width and height; no LoRA, network or upscaler is served"
-    assert "Guidance" in page.locator("#h-true_cfg").text_content() and "--" not in page.locator("#form").text_content()
+    form = page.locator("#form").text_content()
+    assert "Guidance" in page.locator("#h-true_cfg").text_content()
+    assert not re.findall(r"--[a-z]+|(?<![\w-])-[a-zA-Z]\b|qwenimg [a-z]+|\bFILE\b", form), "words of the command line"
+    axes = page.locator("#xname option").evaluate_all("all => all.map((one) => one.value)")
+    assert not {"ip_adapter", "ip_image", "ip_mask", "control_mode"} & {*axes, *names}
     assert page.locator("#keepto").is_hidden()
     assert page.get_attribute("#steps", "placeholder") == str(model["defaults"]["steps"])
     sampler = page.locator("#f-sampler option").all_text_contents()
@@ -502,13 +507,26 @@ def test_a_mask_from_a_file(watched: Watched, server: RunningServer) -> None:
     page.click("#paint")
     mask = np.zeros((32, 48, 3))
     mask[:, :24] = 255
-    choose(page, "#maskfile", "m.png", mask)
-    page.wait_for_timeout(300)
-    page.click("#painted")
-    expect(page.locator("#inputs img")).to_have_count(2)
-    sent = page.evaluate("mask.data")
-    got = np.asarray(Image.open(io.BytesIO(base64.b64decode(sent))).convert("L"))
-    assert (got == mask[..., 0]).all()
+    photo = np.random.default_rng(1).integers(0, 256, (32, 48, 3))
+    forms = (
+        mask,
+        np.dstack([mask, mask[..., :1]]),  # white paint on a transparent ground
+        np.dstack([mask, mask[..., :1] * 0 + 255]),
+        np.dstack([photo, 255 - mask[..., :1]]),  # a hole in a picture
+        np.dstack([mask * 0, 255 - mask[..., :1]]),  # a hole in black
+        np.dstack([mask * [1, 0, 0], mask[..., :1]]),  # red paint
+    )
+    for number, form in enumerate(forms):
+        if number:
+            page.click("#paint")
+        choose(page, "#maskfile", "m.png", form)
+        page.wait_for_timeout(300)
+        page.click("#painted")
+        expect(page.locator("#inputs img")).to_have_count(2)
+        page.wait_for_timeout(200)
+        sent = page.evaluate("mask.data")
+        got = np.asarray(Image.open(io.BytesIO(base64.b64decode(sent))).convert("L"))
+        assert (got == mask[..., 0]).all(), number
     page.click("#unmask")
     expect(page.locator("#inputs img")).to_have_count(1)
     watched.check()
