@@ -73,7 +73,7 @@ OPTIONS = by_name({
         "--xformers --flash-attn --flash-attention --sage-attention --opt-sdp-attention --fa",
     "give -q 8, 6 or 4": "--q --bits --quant --load-in-8bit --load-in-4bit",
     "give --models-dir": "--comfy --comfyui --lora-dir --lora-model-dir --ckpt-dir",
-    "give --from, with a picture that has it": "--workflow --recipe --metadata",
+    "give --from, with a picture that has it, or ComfyUI's workflow.json": "--workflow --recipe --metadata",
     "the path that is printed is for a viewer, as open $(qwenimg ...)": "--open --show --view",
     "plan takes --on, as in: qwenimg plan --on 3060": "--on --mac --machine",
     "give --save-latents for latents; the recipe is in the picture, and qwenimg info prints it": "--sidecar",
@@ -171,7 +171,7 @@ FEATURES = by_name({
     "give `qwenimg grid PROMPT --x steps=4,8,20 --y guidance=1,4`": "compare xyz xyz-plot xy-plot xy-grid matrix",
     "the page of `qwenimg serve` has the queue and the pictures drawn before": "queue gallery cancel",
     "give -N 4 for other seeds, or --variation SEED:0.2 for pictures alike": "variations variation seeds subseed",
-    "no workflow is run; `qwenimg --from PICTURE` repeats the settings in a picture of ComfyUI":
+    "`qwenimg --from workflow.json` draws with the settings of ComfyUI's workflow, or of a picture of ComfyUI":
         "workflow workflows comfyui ksampler",
     "give --few-steps lightning, turbo, lcm or hyper": "few-steps lcm dmd",
     "a file from a browser is given as -m FILE or --lora FILE; `qwenimg info FILE` says which":
@@ -209,7 +209,7 @@ FEATURES = by_name({
 VERBS = ("draw", "create", "make", "paint", "render", "image", "prompt", "txt2img", "t2i")
 # Endings of a file's name in place of a prompt: the option that takes the file.
 FILE_ENDINGS = by_name({
-    "no workflow is run; --from repeats the recipe of a picture, also of ComfyUI's": ".json",
+    "ComfyUI's workflow is given as --from FILE; `qwenimg info FILE` says what it needs": ".json",
     "give it as -m FILE or --lora FILE; or: qwenimg info FILE": ".safetensors .gguf .ckpt",
     'give it as -i FILE, or: qwenimg edit FILE "TEXT"': ".png .jpg .jpeg .webp .bmp .gif .tif .tiff",
     "give it as --prompt-file FILE": ".txt .jsonl .csv",

@@ -42,7 +42,7 @@ _SETTINGS = {
     metavar="IMAGE",
     envvar="QWENIMG_FROM",
     allow_from_autoenv=False,
-    help="Draw IMAGE again from the recipe in its file; other options change it.",
+    help="Draw IMAGE again from the recipe in its file, or a workflow.json of ComfyUI; other options change it.",
 )
 # Model
 @places.declared(*LOAD_OPTIONS)

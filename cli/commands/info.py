@@ -72,6 +72,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def _show_picture(path: Path, as_json: bool) -> None:
+    from qwenimg.common.hub.network_search import needed_options
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.request.recipe import recipe_from_texts
@@ -80,9 +81,10 @@ def _show_picture(path: Path, as_json: bool) -> None:
     recipe = dict(recipe_from_texts(texts, path)) if "qwenimg" in texts else None
     texts.pop("qwenimg", None)
     foreign = read_foreign(texts, path) if recipe is None else None
-    repeats = recipe is not None or (foreign is not None and foreign.refused is None)
+    again = None if foreign is None or foreign.refused is not None else needed_options(foreign)
+    again = [] if recipe is not None else again
     if as_json:
-        about = {"recipe": recipe, "foreign": _described(foreign), "text": texts, "use": _use(path, repeats)}
+        about = {"recipe": recipe, "foreign": _described(foreign), "text": texts, "use": _use(path, again)}
         click.echo(json.dumps({"kind": "picture", **about}))
         return
     for key, value in (recipe or {}).items():
@@ -93,13 +95,14 @@ def _show_picture(path: Path, as_json: bool) -> None:
         _show_foreign(foreign)
     for key, value in texts.items():
         click.echo(_xmp(value) if key == XMP else _shown(f"text {key}", value))
-    click.echo(f"use it: {_use(path, repeats)}")
+    click.echo(f"use it: {_use(path, again)}")
 
 
-def _use(path: Path, repeats: bool) -> str:
-    """Return the commands that use a picture. repeats: its recipe can be drawn again."""
+def _use(path: Path, needs: list[str] | None) -> str:
+    """Return the commands that use a picture. needs: options that its recipe needs to be drawn again; None if it cannot
+    be."""
     shown = shown_path(path, 80)
-    again = f"qwenimg --from {shown} (draws it again), " if repeats else ""
+    again = "" if needs is None else f"{' '.join(['qwenimg --from', shown, *needs])} (draws it again), "
     return f'{again}qwenimg edit {shown} "TEXT", qwenimg upscale {shown}'
 
 
@@ -112,13 +115,13 @@ def _xmp(value: str) -> str:
 def _described(foreign: Foreign | None) -> dict[str, object] | None:
     if foreign is None:
         return None
-    about = {"program": foreign.program, "fields": foreign.fields, "model": foreign.model}
+    about = {"program": foreign.program, "fields": foreign.fields, "model": foreign.model, "files": foreign.named()}
     return {**about, "notes": foreign.messages(), "refused": foreign.refused}
 
 
 def _show_foreign(foreign: Foreign) -> None:
     click.echo(_shown("recipe of", foreign.program))
-    for key, value in {**foreign.fields, "model": foreign.model or "not named"}.items():
+    for key, value in {**foreign.fields, **foreign.named()}.items():
         click.echo(_shown(key, str(value)))
     for line in foreign.messages():
         click.echo(_shown("note", line))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.formats.file_hash import data_sha256, sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.model_folders import KINDS, ModelFolders, entries_below
 from qwenimg.common.request.lora_text import Lora
@@ -33,6 +34,43 @@ def located(folders: ModelFolders, loras: Sequence[Lora], prints: Sequence[str])
     loras = tuple(replace(one, source=str(paths.get(mark, one.source))) for one, mark in pairs)
     lines = [f"--from: LoRA {clean(name, 60)} is {shown_path(paths[mark], 100)}" for mark, name in wanted.items()]
     return loras, [f"{line}, by its content ({read:,} files looked at)" for line in lines]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """The LoRAs of another program's recipe that are here, and a line for each that is not, or is another file."""
+
+    loras: tuple[Lora, ...]
+    lines: tuple[str, ...]
+
+
+def by_name(folders: ModelFolders | None, loras: Sequence[Lora], starts: Sequence[str]) -> Named:
+    """Search for LoRAs by the names of their files. starts: of the hash of the data of each, or ""."""
+    found, lines, missing = list[Lora](), list[str](), list[str]()
+    for one, start in zip(loras, starts, strict=True):
+        if in_cache(one.source):
+            found.append(one)
+            continue
+        plain = folders is not None and not {"/", "\\", "\0"} & {*one.source}
+        path = folders.find(one.source, "lora") if plain and folders is not None else None
+        if path is None or ";" in str(path):
+            missing.append(clean(one, 60))
+            continue
+        found.append(replace(one, source=str(path)))
+        if start and not _has_hash(path, start):
+            lines.append(f"LoRA {shown_path(path, 100)} has that name, and other data than the picture's ({start})")
+    if missing:
+        lines.append(f"not here, and left out unless given by --lora: {', '.join(missing)}")
+    return Named(loras=tuple(found), lines=tuple(lines))
+
+
+def _has_hash(path: Path, start: str) -> bool:
+    """Return whether the data of a file, or the whole file, has a hash that begins with `start`."""
+    try:
+        with closing(open_regular(path)) as file:
+            return data_sha256(file).startswith(start) or sha256(file).startswith(start)
+    except (ModelError, OSError):
+        return False
 
 
 def find(folders: ModelFolders, wanted: Mapping[str, str]) -> tuple[dict[str, Path], int]:

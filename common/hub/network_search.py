@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.arguments import home
@@ -20,10 +21,12 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import UPSCALERS, ModelFolders, entries_below
+from qwenimg.common.jobs.foreign import Foreign, known_model
 from qwenimg.common.measure import exactness
 from qwenimg.common.parts.control_net import Encoders
 from qwenimg.common.parts.downloads import Download
 from qwenimg.common.parts.texts.embedding_file import MAX_BYTES, SUFFIXES
+from qwenimg.common.request.control_text import options_text
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Notify, Runtime
 from qwenimg.common.upscaling.network_file import Upscaler, open_upscaler
@@ -59,6 +62,29 @@ def named_control(name: str) -> Path | None:
     recipe is never opened."""
     known = next((one for one in (*catalog.CONTROLS, *catalog.ADAPTERS) if name == one.name), None)
     return None if os.path.lexists(name) else find_cached(known.place if known else name)
+
+
+def control_name(name: str, folders: ModelFolders | None) -> str:
+    """Return by which name --control finds the network that another program's recipe calls `name`: that of a file in
+    `folders`, or a known name; `name` itself if it is not here."""
+    if not {"/", "\\"} & {*name} and folders is not None and folders.find(name, "control") is not None:
+        return name
+    plain = name.lower().removesuffix("_fp16")
+    return next((one.name for one in KNOWN_CONTROLS if plain in (one.name, *_names_there(one))), name)
+
+
+def needed_options(recipe: Foreign) -> list[str]:
+    """Return the options to give with --from besides, to draw another program's recipe."""
+    model = [] if recipe.model is not None and known_model(recipe.model) else ["-m MODEL"]
+    pictures = ["-i PICTURE"] * recipe.picture + ["--mask MASK"] * recipe.mask
+    controls = [replace(one, network=control_name(one.network, None)) for one in recipe.controls]
+    return [*model, *pictures, *filter(None, [options_text(controls)])]
+
+
+def _names_there(known: Download) -> tuple[str, ...]:
+    """Return how the file of a known network is called elsewhere: like its repository, or by its own name."""
+    files = (name.rpartition("/")[2].rpartition(".")[0].lower() for name in known.files if known.is_alone)
+    return known.repo.rpartition("/")[2].lower(), *files
 
 
 def find_control(
@@ -212,6 +238,11 @@ def upscalers(folders: ModelFolders) -> list[Path]:
     paths = (path for folder in folders.folders["upscaler"] for path in entries_below(folder))
     files = {path for path in paths if path.name.lower().endswith(UPSCALERS) and kind(path) == "file"}
     return sorted(files, key=lambda path: (path.stem.lower(), path))
+
+
+def upscaler_named(name: str, folders: ModelFolders) -> Path | None:
+    """Return the file of the upscaler that a recipe calls `name`, with its suffix or without, or None."""
+    return next((path for path in upscalers(folders) if path.stem in (name, PurePath(name).stem)), None)
 
 
 def read_upscaler(path: Path) -> Upscaler:

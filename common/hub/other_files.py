@@ -11,18 +11,22 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.errors import ModelError, not_built
 from qwenimg.common.base.safe_files import OpenFile, is_file, open_regular
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import shown_path
+from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import registry
 from qwenimg.common.families.description import Description, listed
 from qwenimg.common.formats import pth_file
 from qwenimg.common.formats.files import PICKLES
+from qwenimg.common.hub.network_search import needed_options
+from qwenimg.common.jobs import foreign_comfyui, foreign_graph
 
 USE, NO_USE = "use it: ", "not used here: "
 MAX_JSON = 5 << 20  # bytes of a file whose JSON is looked at
+MAX_SHOWN = 2_000  # characters of one setting
 MAX_FILES = 1000  # of a folder, that are looked at
 _SAFE = (
     "take the safetensors file of the same model, or convert this one (docs/trouble.md): of PyTorch's files only "
@@ -155,18 +159,31 @@ def _json(path: Path, raw: bytes) -> Description | None:
         return _lines(path, "a text in JSON that is broken", "save it again")
     if not isinstance(data, dict):
         return _lines(path, "a text in JSON", "no model, recipe or workflow is in it")
-    nodes = data.get("nodes")
-    is_graph = isinstance(nodes, list) and "links" in data
-    is_api = bool(data) and all(isinstance(one, dict) and "class_type" in one for one in data.values())
-    if is_graph or is_api:
-        every = nodes if isinstance(nodes, list) else data.values()
-        kinds = sorted(str(one.get("type", one.get("class_type", ""))) for one in every if isinstance(one, dict))
-        repeats = "no workflow is run; `qwenimg --from PICTURE` repeats the settings in a picture that ComfyUI saved"
-        return _lines(path, "a workflow of ComfyUI", repeats, f"nodes: {listed(dict.fromkeys(kinds))}")
+    if foreign_graph.is_page_form(data) or foreign_graph.is_api_form(data):
+        return _workflow(path, data)
     if "_class_name" in data or "model_type" in data or "architectures" in data:
         folder = shown_path(path.absolute().parent, 80)
         return _lines(path, "the configuration of a model or a part", f"give the folder: qwenimg info {folder}")
     return _lines(path, "a text in JSON", "no model, recipe or workflow is in it")
+
+
+def _workflow(path: Path, data: Mapping[str, Any]) -> Description:
+    """Describe a workflow of ComfyUI: its nodes, the settings that are read, and the command that draws with them."""
+    title = "a workflow of ComfyUI"
+    try:
+        recipe = foreign_comfyui.read(data, path)
+    except ModelError as error:
+        return _lines(path, title, str(error).partition(": ")[2])
+    rows = data["nodes"] if foreign_graph.is_page_form(data) else data.values()
+    nodes = f"nodes: {listed(dict.fromkeys(sorted(str(one.get('type', one.get('class_type'))) for one in rows)))}"
+    if recipe.refused is not None:
+        return _lines(path, title, f"not plain enough: {recipe.refused}", nodes)
+    found = {**recipe.fields, **recipe.named()}
+    settings = [f"{key}: {clean(value, MAX_SHOWN)}" for key, value in found.items()]
+    command = " ".join(["qwenimg --from", shown_path(path, 80), *needed_options(recipe)])
+    return _lines(
+        path, title, "", nodes, *settings, *(f"note: {line}" for line in recipe.messages()), use=clean(command, 280)
+    )
 
 
 def _folder(path: Path) -> Description | None:

@@ -12,10 +12,12 @@ import re
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.jobs.foreign import Foreign
+from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.foreign import A1111, Foreign
 from qwenimg.common.numbers.seeds import MAX_SEED
 from qwenimg.common.numbers.variation import Variation
 from qwenimg.common.request import names
+from qwenimg.common.request.controlnet_names import IP_ADAPTER, KINDS, MODULES, mode_of
 from qwenimg.common.request.names import FILLS_THERE
 from qwenimg.common.sampling.types import MAX_STEPS
 
@@ -42,8 +44,16 @@ _ABOUT = (
     "Template",
     "Negative Template",
 )
-_TI = "TI hashes"
-_TI_HASH = re.compile(r"([^:,]{1,100}): *([0-9a-f]{4,64})(?:, *|$)")
+_TI, _LORAS = "TI hashes", "Lora hashes"
+_HASH = re.compile(r"([^:,]{1,100}): *([0-9a-f]{4,64})(?:, *|$)")
+# A unit of its ControlNet extension: all in one field, or in one field for each setting.
+_UNIT = re.compile(r"ControlNet[ -]?([0-9]{0,2})(?: (\w.*))?", re.ASCII)
+_SHARES = re.compile(r"starting/ending: \(([0-9.]{1,20}), ([0-9.]{1,20})\)", re.ASCII)
+_NETWORK_HASH = re.compile(r" \[[0-9a-f]{4,64}\]$")
+# Modules whose networks are of kinds that are not here.
+_ELSEWHERE = ("reference", "instant_id", "revision", "pulid", "clip_vision", "shuffle", "faceswaplab")
+_THRESHOLDS = ((None, None), ("100", "200"), ("100.0", "200.0"))  # of canny
+_ENLARGED = ("Postprocess upscaler", "Postprocess upscale by")
 _HIRES = "Hires "  # how the fields of a second pass begin
 USUAL_STRENGTH = 0.75  # of a second pass, where nothing says it
 _VARIATION = ("Variation seed", "Variation seed strength")
@@ -61,7 +71,7 @@ def read(text: str, path: Path) -> Foreign | None:
     if not starts:
         return None
     at = starts[-1]
-    recipe = Foreign(program="AUTOMATIC1111", path=path)
+    recipe = Foreign(program=A1111, path=path)
     negatives = [i for i, line in enumerate(lines[:at]) if line.startswith(NEGATIVE)]
     split = negatives[-1] if negatives else at
     recipe.put("prompt", "\n".join(lines[:split]).strip())
@@ -106,9 +116,79 @@ def _put_fields(recipe: Foreign, line: str) -> None:
     for words in ("BREAK", "AND"):
         if re.search(rf"\b{words}\b", recipe.fields.get("prompt", "")):
             recipe.notes.append(f"{words} in its prompt is drawn as a word")
-    recipe.embeddings = dict(_TI_HASH.findall(values.get(_TI, "")))
-    known = (*_ONCE, *_ABOUT, *_VARIATION, _TI, *masked, *(("Denoising strength",) if recipe.picture else ()))
-    recipe.left_out += [f"{name} {value}".strip() for name, value in pairs if name not in known]
+    recipe.embeddings = dict(_HASH.findall(values.get(_TI, "")))
+    _put_lora_hashes(recipe, values.get(_LORAS, ""))
+    more = [*masked, *_put_enlarger(recipe, values), *(("Denoising strength",) if recipe.picture else ())]
+    known = (*_ONCE, *_ABOUT, *_VARIATION, _TI, _LORAS, *more)
+    _put_controls(recipe, [(name, value) for name, value in pairs if _UNIT.fullmatch(name)])
+    rest = (pair for pair in pairs if pair[0] not in known and not _UNIT.fullmatch(pair[0]))
+    recipe.left_out += [f"{name} {value}".strip() for name, value in rest]
+
+
+def _put_lora_hashes(recipe: Foreign, text: str) -> None:
+    """Set the hashes of the LoRAs that the prompt names; one that it does not name has no strength."""
+    hashes, here = dict(_HASH.findall(text)), {one.source for one in recipe.loras}
+    recipe.lora_hashes = {name: start for name, start in hashes.items() if name in here}
+    recipe.left_out += [f"LoRA {name}, whose strength it does not say" for name in hashes if name not in here]
+
+
+def _put_enlarger(recipe: Foreign, values: dict[str, str]) -> list[str]:
+    """Set what makes the finished picture larger, and return the fields that say it."""
+    name, by = (values.get(field) for field in _ENLARGED)
+    factor = number(by)
+    if name is None or name in names.ENLARGERS_THERE or type(factor) not in (int, float) or factor not in range(2, 17):
+        return []
+    recipe.enlarger, recipe.enlarged_by = names.UPSCALERS_THERE.get(name, name), int(factor)  # type: ignore[call-overload]
+    return [*_ENLARGED]
+
+
+def _put_controls(recipe: Foreign, pairs: list[tuple[str, str]]) -> None:
+    """Set the controls of the units in `pairs`, and the mode of all."""
+    units: dict[str, dict[str, str]] = {}
+    for match, value in ((_UNIT.fullmatch(name), value) for name, value in pairs):
+        assert match is not None
+        unit, setting = units.setdefault(match[1], {}), match[2]
+        if setting:
+            unit[setting.lower()] = value
+            continue
+        unit |= {key.lower(): one for key, one in fields(value)}
+        if shares := _SHARES.search(value):
+            unit |= {"guidance start": shares[1], "guidance end": shares[2]}
+    modes = {}
+    for key, unit in units.items():
+        if unit.get("enabled", "True") == "True" and (mode := _put_unit(recipe, f"ControlNet {key}".strip(), unit)):
+            modes[mode] = key
+    if len(modes) > 1:
+        recipe.notes.append(f"its units have several control modes; {next(iter(modes))} is taken for all")
+    if modes:
+        recipe.put_control_mode(next(iter(modes)))
+
+
+def _put_unit(recipe: Foreign, title: str, unit: dict[str, str]) -> str | None:
+    """Set the control of one unit, and return its mode; None if it was left out, or is an IP-Adapter."""
+    module = unit.get("module", unit.get("preprocessor", "none")).lower()
+    network = _NETWORK_HASH.sub("", unit.get("model", "None"))
+    scale, start, end = (number(unit.get(name, usual)) for name, usual in (
+        ("weight", "1"), ("guidance start", "0"), ("guidance end", "1"),
+    ))  # fmt: skip
+    kind = MODULES.get(module) or KINDS.get(unit.get("union control type", "").lower(), "")
+    numbers = all(type(one) in (int, float) for one in (scale, start, end))
+    if module.startswith(_ELSEWHERE) or network == "None" or not numbers:
+        recipe.left_out.append(f"{title} {clean(', '.join(f'{name}: {value}' for name, value in unit.items()), 50)}")
+        return None
+    if not recipe.put_control(network, kind, scale, start, end):
+        recipe.left_out.append(f"{title} {network} {scale}")
+        return None
+    shown = clean(network, 40)
+    if module not in MODULES and not module.startswith(IP_ADAPTER):
+        recipe.notes.append(f"the picture of {shown} is one that {clean(module, 30)} made: give it as that made it")
+    if MODULES.get(module) == "canny" and (unit.get("threshold a"), unit.get("threshold b")) not in _THRESHOLDS:
+        recipe.notes.append(f"the thresholds of canny for {shown} are 100 and 200 here")
+    if module.startswith(IP_ADAPTER):
+        return None
+    if unit.get("resize mode") in ("Crop and Resize", "Resize and Fill", "1", "2"):
+        recipe.notes.append("the pictures of controls are stretched to the size here: give them in its proportions")
+    return mode_of(unit.get("control mode", "Balanced")) or names.CONTROL_MODES[0]
 
 
 def _put_variation(recipe: Foreign, values: dict[str, str]) -> None:

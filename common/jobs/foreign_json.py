@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qwenimg.common.jobs.foreign import Foreign
+from qwenimg.common.jobs.foreign_a1111 import number
 
 OTHER_NOISE = "its noise was drawn by that program's own generator: the same seed gives another picture here"
 
@@ -24,6 +25,15 @@ _INVOKEAI = {
 # Keys that change nothing, or are read by name below.
 _ABOUT_MFLUX = ("mflux_version", "base_model", "model", "precision", "generation_time_seconds", "created_at")
 _ABOUT_INVOKEAI = ("app_version", "generation_mode", "model", "scheduler", "rand_device", "clip_skip", "init_image")
+_LORAS_MFLUX = ("lora_paths", "lora_scales")
+# The lists of control networks and IP-Adapters; in each item the key of the network, and that of its weight.
+_CONTROLS_INVOKEAI = {
+    "controlnets": ("control_model", "control_weight"),
+    "t2iAdapters": ("t2i_adapter_model", "weight"),
+    "ipAdapters": ("ip_adapter_model", "weight"),
+}
+_MODES_INVOKEAI = {"balanced": "balanced", "more_prompt": "prompt", "more_control": "control", "unbalanced": "control"}
+_METHODS_INVOKEAI = {"style": "style", "composition": "composition"}  # of an IP-Adapter: the part where it counts
 _PICTURES_MFLUX = ("image_path", "image_paths", "masked_image_path")
 
 # InvokeAI's schedulers without the _k for Karras. Its solvers dpmpp_2s and dpmpp_3m have no equivalent here.
@@ -55,9 +65,22 @@ def read_mflux(data: Mapping[str, object], path: Path) -> Foreign:
     recipe.put_model(data.get("model"))
     recipe.notes.append(OTHER_NOISE)
     _put_mflux_picture(recipe, data)
-    known = (*_MFLUX, *_ABOUT_MFLUX, *_PICTURES_MFLUX, "image_strength")
+    _put_mflux_loras(recipe, *(data.get(key) for key in _LORAS_MFLUX))
+    if isinstance(short := data.get("loras"), str):  # of XMP: NAME:STRENGTH, several with commas between
+        for name, _, strength in (part.rpartition(":") for part in short.split(",")):
+            if not isinstance(scale := number(strength.strip()), int | float) or not recipe.put_lora(name, scale):
+                recipe.left_out.append(f"LoRA {name or strength}")
+    known = (*_MFLUX, *_ABOUT_MFLUX, *_PICTURES_MFLUX, *_LORAS_MFLUX, "loras", "image_strength")
     recipe.left_out += [_named(key, value) for key, value in data.items() if key not in known and value]
     return recipe
+
+
+def _put_mflux_loras(recipe: Foreign, paths: object, scales: object) -> None:
+    """Set the LoRAs of a list of paths and one of strengths, which may be shorter."""
+    paths, scales = (value if isinstance(value, list) else [] for value in (paths, scales))
+    for i, path in enumerate(paths):
+        if not isinstance(path, str) or not recipe.put_lora(path, scales[i] if i < len(scales) else 1.0):
+            recipe.left_out.append(f"LoRA {_name(path)}")
 
 
 def _put_mflux_picture(recipe: Foreign, data: Mapping[str, object]) -> None:
@@ -84,14 +107,47 @@ def read_invokeai(data: Mapping[str, object], path: Path) -> Foreign:
     _put_scheduler(recipe, data.get("scheduler"))
     _note_noise(recipe, data.get("rand_device"))
     _put_invokeai_picture(recipe, data)
+    for one in _tables(recipe, data, "loras"):
+        name = _name({key: one.get(key) for key in ("model", "lora")})
+        if not name or not recipe.put_lora(name, one.get("weight", 1.0)):
+            recipe.left_out.append(_named("loras", [one]))
+    modes = {
+        mode for key in _CONTROLS_INVOKEAI for one in _tables(recipe, data, key) for mode in _put_unit(recipe, key, one)
+    }
+    if len(modes) == 1:
+        recipe.put_control_mode(modes.pop())
+    elif modes:
+        recipe.notes.append("its control networks have several modes; balanced is taken for all")
     skip = data.get("clip_skip")
     if skip is not None:
         if type(skip) is not int or not 0 <= skip <= 100:
             raise recipe.fault("clip_skip", "an integer from 0 to 100")
         recipe.note_clip_skip(f"clip_skip {skip}", skip)
-    known = (*_INVOKEAI, *_ABOUT_INVOKEAI, "strength")
+    known = (*_INVOKEAI, *_ABOUT_INVOKEAI, *_CONTROLS_INVOKEAI, "loras", "strength")
     recipe.left_out += [_named(key, value) for key, value in data.items() if key not in known and value]
     return recipe
+
+
+def _tables(recipe: Foreign, data: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
+    """Return the objects in the list `key`; anything else there is named as left out."""
+    value = data.get(key)
+    items = value if isinstance(value, list) else [value] if value else []
+    recipe.left_out += [_named(key, item) for item in items if not isinstance(item, Mapping)]
+    return [item for item in items if isinstance(item, Mapping)]
+
+
+def _put_unit(recipe: Foreign, key: str, unit: Mapping[str, object]) -> list[str]:
+    """Set one control, and return the mode of a ControlNet."""
+    named, weighed = _CONTROLS_INVOKEAI[key]
+    scale, start, end = (unit.get(name, usual) for name, usual in (
+        (weighed, 1.0), ("begin_step_percent", 0.0), ("end_step_percent", 1.0),
+    ))  # fmt: skip
+    part = _METHODS_INVOKEAI.get(str(unit.get("method")))
+    network = _name({"model": unit.get(named)})
+    if isinstance(scale, list) or not recipe.put_control(network, "", scale, start, end, *([part] if part else [])):
+        recipe.left_out.append(_named(key, [unit]))
+        return []
+    return [_MODES_INVOKEAI.get(str(unit.get("control_mode")), "balanced")] if key == "controlnets" else []
 
 
 def _put_scheduler(recipe: Foreign, name: object) -> None:

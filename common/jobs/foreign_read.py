@@ -7,15 +7,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.jobs import foreign_a1111, foreign_comfyui, foreign_json
+from qwenimg.common.jobs import foreign_a1111, foreign_comfyui, foreign_graph, foreign_json
 from qwenimg.common.jobs.foreign import Foreign
 from qwenimg.common.pictures.texts import XMP_KEY
 
-MAX_TEXT = 5_000_000  # characters of a recipe
+MAX_TEXT = 5_000_000  # characters of a recipe, and bytes of a file with one
 DEPTH = 16
 VALUES = 50_000
+# Of a file of ComfyUI's page, which has each node's place and colours too.
+FILE_DEPTH, FILE_VALUES = 64, 500_000
 _MFLUX_TAG = re.compile(r"<mflux:(seed|steps|guidance|model|loras)>([^<]{0,2000})</mflux:")
 _DESCRIPTION = re.compile(r'<rdf:li xml:lang="x-default">([^<]{0,400000})</rdf:li></rdf:Alt></dc:description>')
 
@@ -34,6 +36,23 @@ def read_foreign(texts: Mapping[str, str], path: Path) -> Foreign | None:
     if "<mflux:seed>" in texts.get(XMP_KEY, ""):
         return foreign_json.read_mflux(_mflux_xmp(texts[XMP_KEY]), path)
     return None
+
+
+def is_workflow(file: OpenFile) -> bool:
+    """Return whether `file` begins like an object in JSON."""
+    return file.read(0, min(file.size, 64)).lstrip().startswith(b"{")
+
+
+def read_workflow(file: OpenFile) -> Foreign:
+    """Return the recipe of a graph of ComfyUI in a JSON file, as its page or its API has it. Raises ModelError."""
+    if file.size > MAX_TEXT:
+        raise bad(file.path, f"is JSON of {file.size:,} bytes; of a workflow at most {MAX_TEXT:,} are read")
+    data = strict_json(file.read(0, file.size), file.path, depth=FILE_DEPTH, values=FILE_VALUES)
+    if not (foreign_graph.is_page_form(data) or foreign_graph.is_api_form(data)):
+        raise bad(
+            file.path, "is JSON, but no workflow of ComfyUI: give one that its page or its API wrote, or a picture"
+        )
+    return foreign_comfyui.read(data, file.path)
 
 
 def _read_text(text: str, path: Path) -> Foreign | None:

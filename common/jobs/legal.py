@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.safe_files import OpenFile, in_memory, open_regular
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import clean, short
 from qwenimg.common.jobs.image_options import Options, check, seeds
 from qwenimg.common.jobs.job import InputFiles, Inputs, Job
 from qwenimg.common.jobs.naming import output_path
 from qwenimg.common.jobs.replay import Replay, check_model
 from qwenimg.common.pictures import latents as latents_
+from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.parts import PARTS
 
@@ -67,6 +68,9 @@ def check_replay(replay: Replay, given: Mapping[str, object], model: str | None)
         if key in replay.used and given[key] is None:
             what = "" if key.endswith("sha256") else f" ({clean(replay.used[key], 60)})"
             other = ", or --hires-with lanczos" if key == "hires_with" else ""
+            if key == "control" and replay.controls:
+                asked = f"which it does not contain: {control_text.options_text(replay.controls)}"
+                raise UsageError(short(f"--from: that picture was made with controls; give their pictures, {asked}"))
             raise UsageError(f"--from: that picture was made with {option}{what}; give the same{other}")
     check_model(replay, model)
 

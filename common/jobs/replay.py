@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import OpenFile, bad
+from qwenimg.common.base.safe_files import OpenFile, bad, open_source
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.jobs.job import Job
@@ -22,6 +23,7 @@ from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
     from qwenimg.common.jobs.foreign import Foreign
+    from qwenimg.common.request.control_text import Control
     from qwenimg.common.request.recipe import Recipe
 
 NAMES = ("model", "refiner", *PARTS)  # files that a recipe names and does not contain
@@ -50,10 +52,13 @@ class Replay:
     noise_given: bool = False  # its noise came from --latents, so that its seed has no meaning
     noise_sha256: str | None = None
     loras: tuple[Lora, ...] = ()  # as its recipe names them
+    lora_hashes: tuple[str, ...] = ()  # the starts of the hashes of their data, or "", from another program
     lora_fingerprints: tuple[str, ...] = ()  # of these, in their order
     embeddings: tuple[str, ...] = ()  # the names of those that its prompts have
     embedding_sha256: tuple[str, ...] = ()  # of their files, in their order; the starts of them from another program
     upscaler_sha256: str | None = None  # of the file of `hires_with`
+    enlarged_by: int | None = None  # how many times the upscaler of another program's recipe made the picture larger
+    controls: tuple[Control, ...] = ()  # of another program's recipe, without their pictures
     control_hashes: tuple[str, ...] = ()  # of its control networks and of their pictures, in their order
     fingerprints: dict[str, str] = field(default_factory=dict)  # by those of NAMES that were given as a path
     used: dict[str, str]  # its other inputs, by the names in USED
@@ -62,15 +67,19 @@ class Replay:
 
 
 def read_replay(source: Path | OpenFile) -> Replay:
-    """Read the recipe in the image at a path or in an open file, ours or another program's. Closes the file. Raises
-    ModelError."""
-    from qwenimg.common.jobs.foreign_read import read_foreign
+    """Read the recipe in the image at a path or in an open file, ours or another program's, or a workflow of ComfyUI.
+    Closes the file. Raises ModelError."""
+    from qwenimg.common.jobs.foreign_read import is_workflow, read_foreign, read_workflow
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.request.loras import in_cache
     from qwenimg.common.request.recipe import recipe_from_texts, recorded_embeddings, recorded_loras
 
+    source = open_source(source)
+    if is_workflow(source):
+        with closing(source):
+            return _foreign_replay(read_workflow(source), source.path)
     texts = read_texts(source)
-    path = source.path if isinstance(source, OpenFile) else source
+    path = source.path
     foreign = None if "qwenimg" in texts else read_foreign(texts, path)
     if foreign is not None:
         return _foreign_replay(foreign, path)
@@ -139,14 +148,23 @@ def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
     if model is not None and os.path.lexists(model):  # a name of unknown origin never opens a path
         model = None
     needs = {"image_sha256": foreign.picture, "mask_sha256": foreign.mask}
-    upscaler = {} if foreign.upscaler is None else {"hires_with": foreign.upscaler}
+    files = {
+        "hires_with": foreign.upscaler,
+        "upscale_with": foreign.enlarger,
+        "lora": "; ".join(map(str, foreign.loras)) or None,
+        "control": "; ".join(map(str, foreign.controls)) or None,
+    }
     return Replay(
         options=options,
         model=model,
         precision="auto",
-        used={key: "" for key, needed in needs.items() if needed} | upscaler,
+        used={key: "" for key, needed in needs.items() if needed} | {key: name for key, name in files.items() if name},
         foreign_model=foreign.model or "",
         messages=tuple(foreign.messages()),
+        loras=tuple(foreign.loras),
+        lora_hashes=tuple(foreign.lora_hashes.get(one.source, "") for one in foreign.loras),
+        controls=tuple(foreign.controls),
+        enlarged_by=foreign.enlarged_by,
         embeddings=tuple(foreign.embeddings),
         embedding_sha256=tuple(foreign.embeddings.values()),
     )

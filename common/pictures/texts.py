@@ -58,9 +58,7 @@ def read_texts(source: Path | OpenFile) -> dict[str, str]:
         elif kind == "PNG":
             texts = png.read_text(file)
         else:
-            is_json = file.size and file.read(0, 1) == b"{"
-            more = "; of ComfyUI give a picture that it saved, which has the workflow" if is_json else ""
-            raise bad(file.path, f"is no PNG, JPEG or WebP picture, and only these hold a recipe{more}")
+            raise bad(file.path, "is no PNG, JPEG or WebP picture, and only these hold a recipe")
     xmp = texts.get(XMP_KEY, "")
     ours = {"qwenimg": _tagged(xmp, *RECIPE_TAGS), UPSCALING: _tagged(xmp, *UPSCALING_TAGS)}
     return {key: text for key, text in ours.items() if text is not None} | texts

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -118,6 +119,11 @@ def check(controls: list[object] | tuple[Control, ...]) -> None:
     """Raise UsageError for more controls than are taken."""
     if len(controls) > MOST:
         raise UsageError(f"--control: {len(controls)} controls; at most {MOST} are taken")
+
+
+def options_text(controls: Iterable[Control]) -> str:
+    """Return the options of the command line that give `controls`, for a message; a shell reads each as one word."""
+    return " ".join(f"--control {shlex.quote(clean(one, 120))}" for one in controls)
 
 
 def named(

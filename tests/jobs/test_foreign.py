@@ -21,6 +21,7 @@ from qwenimg.common.jobs.foreign import FILES, SCHEDULES, Foreign, known_model, 
 from qwenimg.common.jobs.foreign_json import SCHEDULERS
 from qwenimg.common.jobs.foreign_read import read_foreign
 from qwenimg.common.request import names
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.recipe import a1111_parameters
 from qwenimg.common.sampling.schedules import SCHEDULES as OWN_SCHEDULES
 from qwenimg.common.sampling.table import SAMPLERS
@@ -46,7 +47,7 @@ def told(found: Foreign) -> str:
 A1111 = (
     "girl with (beret:1.2), <lora:inkStyle:0.8> eyes\nsecond line\nNegative prompt: ugly, (fat)\nblurry\n"
     "Steps: 20, Sampler: DPM++ 2M SDE Karras, CFG scale: 7.5, Seed: 965400086, Size: 512x768, Model hash: 45dee52b, "
-    'Model: dreamshaper_8, Clip skip: 2, ENSD: 31337, Lora hashes: "inkStyle: 0a1b, other: 2c", '
+    'Model: dreamshaper_8, Clip skip: 2, ENSD: 31337, Lora hashes: "inkStyle: 0a1b, other: 2c3d", '
     "Denoising strength: 0.5, Hires upscale: 2, Hires upscaler: Latent, "
     'Civitai resources: [{"type":"checkpoint","modelVersionId":128713,"weight":1.0},{"a":["}","]"]}], '
     'ControlNet 0: "Module: canny, Model: x", Version: v1.6.0'
@@ -63,12 +64,13 @@ def test_a1111() -> None:
     assert found.model == "dreamshaper_8" and not found.picture and not found.mask
     lines = told(found)
     for words in (
-        "<lora:inkStyle:0.8>", "ENSD 31337", "Lora hashes inkStyle", "ControlNet 0 Module: canny", "Civitai resources",
-        "on a GPU", "--clip-skip 1",
+        "LoRA other, whose strength it does not say", "ENSD 31337", "Civitai resources", "on a GPU", "--clip-skip 1",
         "noise within the steps of dpmpp_2m_sde",
     ):  # fmt: skip
         assert words in lines, words
-    assert "v1.6.0" not in lines and "Model hash" not in lines
+    assert "v1.6.0" not in lines and "Model hash" not in lines and "inkStyle" not in lines
+    assert found.loras == [Lora("inkStyle", 0.8)] and found.lora_hashes == {"inkStyle": "0a1b"}
+    assert list(map(str, found.controls)) == ["x=canny@PICTURE"]
 
 
 SECOND: list[tuple[str, dict[str, Any]]] = [
@@ -266,7 +268,7 @@ def test_mflux() -> None:
     }
     assert found.model == "Qwen/Qwen-Image" and known_model(found.model) == "qwen-image"
     lines = told(found)
-    assert "lora_paths ink.safetensors" in lines and "lora_scales 0.8" in lines and "quantize 8" in lines
+    assert found.loras == [Lora("ink", 0.8)] and "ink" not in lines and "quantize 8" in lines
     assert "own generator" in lines and "someone" not in lines and "controlnet" not in lines
 
 
@@ -285,7 +287,7 @@ def test_mflux_xmp_alone() -> None:
     )
     found = read(XMP=xmp)
     assert found.fields == {"prompt": "a <b> & c", "seed": 7, "steps": 4} and found.model == "my-model"
-    assert "loras a:1.0" in told(found)
+    assert found.loras == [Lora("a", 1.0)] and "loras" not in told(found)
     refused(read_foreign, {"XML:com.adobe.xmp": xmp.replace(">7<", ">" + "7" * 1_000 + "<")}, PATH)
 
 
@@ -298,7 +300,8 @@ def test_invokeai() -> None:
     }  # fmt: skip
     assert known_model(found.model or "") == "sdxl"
     lines = told(found)
-    for words in ("controlnets canny", "loras ink", "vae sd-vae-ft-mse", "--clip-skip 2", "within the steps"):
+    assert found.loras == [Lora("ink", 0.7)] and list(map(str, found.controls)) == ["canny=PICTURE"]
+    for words in ("vae sd-vae-ft-mse", "--clip-skip 2", "within the steps"):
         assert words in lines
     assert "ipAdapters" not in lines and "GPU" not in lines and "seamless" not in lines
 
@@ -396,9 +399,11 @@ def test_comfyui_with_nodes_in_between() -> None:
         _17=node("ImageUpscaleWithModel", image=["8", 0]),
     ))  # fmt: skip
     assert (found.fields["seed"], found.fields["prompt"], found.model) == (7, "from a node", "v1-5-pruned-emaonly-fp16")
+    assert found.loras == [Lora("ink", 0.7)] and found.enlarger is None
+    assert list(map(str, found.controls)) == ["canny=PICTURE:0.5"]
     lines = told(found)
     for words in (
-        "left out, without an equivalent here: LoRA ink.safetensors 0.7; 5 nodes of 15 that may change it",
+        "left out, without an equivalent here: 3 nodes of 15 that may change it",
         "one of a batch",
     ):  # fmt: skip
         assert words in lines, words

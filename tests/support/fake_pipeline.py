@@ -38,6 +38,7 @@ class FakePipeline:
         self.engine = SimpleNamespace(attention=lambda: "flash", group=None)
         self.model = SimpleNamespace(guidance=Guidance(formula=cfg), options=frozenset())
         self.runtime = SimpleNamespace()
+        self.controls = SimpleNamespace(prompt=lambda prompt, controls: prompt)
         self.precision = parse(precision, on_gpu=False)
         self.defaults = Defaults(width=20, height=12, steps=3, guidance=4.0, negative_prompt=" ")
         self.notify = notify or (lambda kind, text: None)

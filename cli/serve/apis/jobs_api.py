@@ -25,6 +25,7 @@ from qwenimg.cli.serve.public import named
 from qwenimg.cli.serve.settings import Settings
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, in_memory
+from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.image_options import plain
 from qwenimg.common.jobs.job import InputFiles
 
@@ -268,8 +269,15 @@ def options_in(file: Path | OpenFile) -> dict[str, Any]:
         "embedding": "an embedding",
         "control": "a control",
         "hires_with": "an upscaler",
+        "upscale_with": "an upscaler",
     }
-    needs = [f"It was drawn with {what}: give it again." for key, what in inputs.items() if key in replay.used]
+    needs = []
+    for key, what in inputs.items():
+        if key in replay.used:
+            named = (
+                f" ({clean(replay.used[key], 200)})" if replay.foreign_model is not None and replay.used[key] else ""
+            )
+            needs.append(f"It was drawn with {what}{named}: give it again.")
     return {"options": plain(replay.options), "model": replay.model, "notes": [*needs, *replay.messages]}
 
 

@@ -11,36 +11,13 @@ from qwenimg.cli.serve.apis import body
 from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.controlnet_names import KINDS, MODULES, mode_of
 from qwenimg.common.request.names import CONTROL_MODES
 
 NAME = "controlnet"
-# AUTOMATIC1111's names of preprocessors, and ours
-MODULES = {"none": "", **{name: name for name in control_text.PREPROCESSORS}} | {
-    "invert (from white bg & black line)": "invert",
-    "scribble": "scribble",
-    "recolor_luminance": "grey",
-    "blur_gaussian": "blur",
-    **dict.fromkeys(("ip-adapter-auto", "ip-adapter_clip_sd15", "ip-adapter_clip_sdxl"), ""),
-    **dict.fromkeys(("ip-adapter_clip_h", "ip-adapter_clip_g", "ip-adapter_clip_sdxl_plus_vith"), ""),
-    "t2ia_color_grid": "colour",
-}
-# AUTOMATIC1111's kinds of pictures of a Union, and ours
-_KINDS = {
-    "openpose": "openpose",
-    "depth": "depth",
-    "soft edge": "softedge",
-    "hard edge": "lineart",
-    "normal map": "normal",
-    "segmentation": "segment",
-    "tile": "tile",
-    "inpaint": "inpaint",
-    "unknown": "",
-}
 _PARAM = "alwayson_scripts"
 _HASH = re.compile(r" \[[0-9a-f]{4,64}\]$")  # after a network's name
-_MODES = ("Balanced", "My prompt is more important", "ControlNet is more important")  # in the order of CONTROL_MODES
 # Canny's thresholds here; -1 leaves them open, and `webuiapi` sends 64 for every module unless its user says more.
 _THRESHOLDS = ((100, 200), (-1, -1), (64, 64))
 
@@ -83,11 +60,10 @@ def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
 
 
 def _mode(value: object) -> str:
-    """Return our name of a unit's control_mode, a number or AUTOMATIC1111's words. Raises HttpError."""
-    for number, (words, name) in enumerate(zip(_MODES, CONTROL_MODES, strict=True)):
-        if value in (words, str(number)) or (type(value) is int and value == number):
-            return name
-    raise _unsupported(f"control_mode {clean(value, 40)!r}")
+    """Return our name of a unit's control_mode. Raises HttpError."""
+    if (name := mode_of(value)) is None:
+        raise _unsupported(f"control_mode {clean(value, 40)!r}")
+    return name
 
 
 def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
@@ -119,9 +95,9 @@ def _control(unit: Mapping[str, Any], number: int) -> Control:
     named = _HASH.sub("", str(unit.get("model")))
     name = "" if named == "None" else named  # "": the model itself sees the picture
     kind = str(unit.get("union_control_type", "unknown")).lower()
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise _unsupported(f"union_control_type {clean(kind, 40)!r}")
-    prepared = MODULES[module] or _KINDS[kind]
+    prepared = MODULES[module] or KINDS[kind]
     try:
         return Control(name, str(number), prepared, float(weight), float(start), float(end))
     except (UsageError, OverflowError) as error:

@@ -29,6 +29,7 @@ from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.numbers.variation import parse
 from qwenimg.common.request import names
+from qwenimg.common.request.controlnet_names import MODULES
 from qwenimg.common.request.recipe import Recipe, png_text
 from qwenimg.common.sampling.schedules import SCHEDULES as OURS
 from qwenimg.common.sampling.table import SAMPLERS
@@ -305,7 +306,7 @@ class SdApi:
 
     async def controlnet(self, request: HttpRequest) -> Response:
         """List the served control networks and the preprocessors, and the version of the extension's API."""
-        about = {"version": 2, "model_list": [*self.settings.controls], "module_list": [*sd_control.MODULES]}
+        about = {"version": 2, "model_list": [*self.settings.controls], "module_list": [*MODULES]}
         return JsonAnswer(about)
 
     async def samplers(self, request: HttpRequest) -> Response:
