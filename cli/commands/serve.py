@@ -113,6 +113,7 @@ def serve(
         models=models,
         loras=offered.loras,
         controls=offered.controls,
+        adapters=offered.adapters,
         upscalers=offered.upscalers,
         embeddings=offered.embeddings,
         embedding_sizes=offered.embedding_sizes,

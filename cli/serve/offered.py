@@ -41,6 +41,7 @@ class Offered:
     models: Mapping[str, LoadOptions]
     loras: Mapping[str, str]  # files, or names in the cache
     controls: Mapping[str, str]  # folders, or files
+    adapters: tuple[str, ...] = ()  # those of `controls` that are IP-Adapters
     upscalers: Mapping[str, str] = field(default_factory=dict)  # files
     embeddings: Mapping[str, str] = field(default_factory=dict)  # files
     embedding_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -81,10 +82,12 @@ def search(offer: Offer) -> Offered:
     folders = read_folders(base.models_dir)
     Wildcards(base.wildcards)  # only for its errors
     embeddings = _embeddings(folders)
+    controls, adapters = _controls(offer.controls, folders)
     return Offered(
         models=_models(offer.names, base),
         loras=_loras(offer.loras, folders),
-        controls=_controls(offer.controls, folders),
+        controls=controls,
+        adapters=adapters,
         upscalers=_upscalers(folders),
         embeddings=embeddings,
         embedding_sizes=dict(_sizes(embeddings)),
@@ -131,25 +134,26 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
     return files
 
 
-def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
-    """Name each network: a known name, or the name of its file or folder without suffix."""
+def _controls(controls: Sequence[str], folders: ModelFolders) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Name each network: a known name, or the name of its file or folder without suffix. Return the names of
+    IP-Adapters too."""
     from qwenimg.common.formats.files import find_files
     from qwenimg.common.hub.network_search import find_control
 
-    networks: dict[str, str] = {}
+    networks, adapters = dict[str, str](), list[str]()
     for text in controls:
         with _named(""):
             path = find_control(text, folders)
         with _named("--control"):
-            for file in find_files(path).files:
-                _check_kind(file, "control")
+            options = [_check_kind(file, "control") for file in find_files(path).files]
         by_path = path.name == Path(text).name
         name = Path(text).name.removesuffix(".safetensors")
         _check_name("--control", text, name, networks, ":;=")
         networks[name] = str(path.absolute()) if by_path else text
         if {*"=;"} & {*networks[name]}:
             raise UsageError(f"--control {shown_path(text)}: its path has an equals sign or a semicolon; give another")
-    return networks
+        adapters += [name] if "ip_adapter" in options else []
+    return networks, tuple(adapters)
 
 
 def _embeddings(folders: ModelFolders) -> dict[str, str]:
@@ -180,9 +184,10 @@ def _upscalers(folders: ModelFolders) -> dict[str, str]:
     return files
 
 
-def _check_kind(file: Path, option: str) -> None:
+def _check_kind(file: Path, option: str) -> str | None:
     """Check that the header of `file` is that of a LoRA or of a control network, which may be a LoRA too, or an
-    IP-Adapter. Whether it fits a model is seen when a request uses it. Raises ModelError."""
+    IP-Adapter, and return the option that takes it, if that is known. Whether it fits a model is seen when a request
+    uses it. Raises ModelError."""
     from qwenimg.common.base.safe_files import bad
     from qwenimg.common.families.file_kind import identify
     from qwenimg.common.families.registry import FAMILIES
@@ -198,6 +203,7 @@ def _check_kind(file: Path, option: str) -> None:
         raise bad(file, f"is {kind.title}: give it with {kind.flag}")
     if kind is None and option == "control":
         raise bad(file, "is no control network that is read; `qwenimg info` says what it is")
+    return None if kind is None else kind.option
 
 
 @contextmanager

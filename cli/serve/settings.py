@@ -18,6 +18,7 @@ class Settings:
     backends: tuple[str, ...] = ("auto",)  # a worker for each
     loras: Mapping[str, str] = field(default_factory=dict)  # files, by the names that requests may give
     controls: Mapping[str, str] = field(default_factory=dict)  # control networks, likewise
+    adapters: tuple[str, ...] = ()  # those of `controls` that are IP-Adapters
     embeddings: Mapping[str, str] = field(default_factory=dict)  # likewise
     embedding_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # widths and numbers of vectors
     upscalers: Mapping[str, str] = field(default_factory=dict)  # of the folders of --models-dir, likewise

@@ -18,8 +18,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.browsers import axe, chromium
+from support.foreign_cases import PAGE
+from support.processes import qwenimg
 from support.servers import LONG, RunningServer, serving, until_end
 from support.tiny_control import write_controlnet
+from support.tiny_controlnet import write_controlnet as write_unet_controlnet
+from support.tiny_ip_adapter import write_adapter
+from support.tiny_sd import _SMALL, UNETS, write_tiny_sd
 from support.upscalers import as_safetensors, srvgg
 
 from qwenimg.cli.serve import page as served
@@ -640,6 +645,80 @@ def test_a_picture_whose_shapes_are_kept(browser: Any, tmp_path: Path, tiny_fold
         page.click("#clear")
         expect(page.locator(".keep")).to_have_count(0)
         watched.check("400")
+
+
+@slow
+def test_pictures_as_prompts_beside_one_whose_shapes_are_kept(browser: Any, tmp_path: Path) -> None:
+    """An IP-Adapter with two pictures and their masks, its style alone, and a ControlNet: the pixels of the command."""
+    write_tiny_sd(tmp_path / "sd15", "sd15")
+    net = write_unet_controlnet(tmp_path / "canny", UNETS["sd15"] | _SMALL)
+    adapter = write_adapter(tmp_path / "adapters", "sd15").rename(tmp_path / "adapters" / "taste.safetensors")
+    shown = {f"{name}.png": np.full((64, 64, 3), value) for value, name in ((60, "a"), (90, "b"), (120, "c"))}
+    for side, name in enumerate(("left", "right")):
+        shown[f"{name}.png"] = np.zeros((64, 64, 3))
+        shown[f"{name}.png"][:, 32 * side : 32 * side + 32] = 255
+    for array in list(shown.values())[:3]:
+        array[16:40, 8:30] = 255
+    with serving(tmp_path / "g", "--control", net, "--control", adapter, "-m", tmp_path / "sd15") as server:
+        with server.http as http:
+            about = http.get("/api/models").json()
+        assert (about["controls"], about["adapters"]) == (["canny", "taste"], ["taste"])
+        watched = Watched(browser, server, viewport=NARROW)
+        page = watched.page
+        page.select_option("#model", about["models"][1]["id"])
+        small(page)
+        page.fill("#prompt", "x")
+        page.fill("#seed", "5")
+        page.locator("#keepto summary").click()
+        expect(page.locator("#keepto summary")).to_have_text("Keep to a picture's shapes or style")
+        choose(page, "#keeppick", "a.png", shown["a.png"])
+        page.get_by_label("Picture of picture 1").select_option("scribble")
+        choose(page, "#keeppick", "b.png", shown["b.png"])
+        page.get_by_label("Network of picture 2").select_option("taste")
+        assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Network of picture 2"
+        page.get_by_label("Strength of picture 2").fill("0.7")
+        page.get_by_label("Takes over of picture 2").select_option("style")
+        for i, (name, role) in enumerate((("c", "also"), ("left", "mask"), ("right", "mask")), 3):
+            choose(page, "#keeppick", f"{name}.png", shown[f"{name}.png"])
+            assert page.get_by_label(f"Network of picture {i}").input_value() == "taste", "as the one before"
+            page.get_by_label(f"Picture of picture {i}").select_option(role)
+            expect(page.get_by_label(f"Strength of picture {i}")).to_have_count(0)
+        assert axe(page) == []
+        watched.check_width()
+        page.click("#draw")
+        expect(page.locator("#gallery li")).to_have_count(1)
+        kept = newest(server)
+        named = "; ".join(f"taste.safetensors={one}" for one in ("2:style=0.7", "also@3:1", "mask@4:1", "mask@5:1"))
+        assert kept["recipe"]["control"] == f"canny=scribble@1:1; {named}"
+        assert len(set(kept["recipe"]["control_sha256"])) == 5
+        for name, array in shown.items():
+            (tmp_path / name).write_bytes(png(array))
+        ran = qwenimg(
+            "x", "-m", "sd15", "--backend", "cpu", "-s", 5, "--size", "64x64", "--steps", 2, "-o", "cli.png",
+            "--control", "canny=scribble@a.png", "--ip-adapter", "adapters/taste.safetensors:style=0.7",
+            *(f"--ip-image={name}.png" for name in "bc"), *(f"--ip-mask={name}.png" for name in ("left", "right")),
+            cwd=tmp_path,
+        )  # fmt: skip
+        assert ran[0] == 0, ran
+        with server.http as http:
+            sent = Image.open(io.BytesIO(http.get(f"/api/pictures/{kept['id']}").content))
+        assert (np.asarray(sent) == np.asarray(Image.open(tmp_path / "cli.png"))).all()
+        page.get_by_label("Network of picture 2").select_option("canny")
+        page.click("#draw")
+        expect(page.locator("[data-field=control] .fault")).to_contain_text("comes after a picture of the same adapter")
+        watched.check("400")
+
+
+@slow
+def test_a_workflow_that_is_dropped_brings_its_settings(watched: Watched) -> None:
+    page = watched.page
+    dropped(page, "#stage", json.dumps(PAGE).encode(), "workflow.json", "application/json")
+    expect(page.locator("#toasted")).to_contain_text("Settings of workflow.json. It was drawn with a LoRA (ink:0.6)")
+    expect(page.locator("#toasted")).to_contain_text("a control (ip-adapter-plus_sd15=PICTURE:0.8")
+    assert page.input_value("#prompt") == "a girl with a necklace" and page.input_value("#seed") == "27"
+    dropped(page, "#stage", b'{"a": 1}', "other.json", "application/json")
+    expect(page.locator("#toasted")).to_contain_text("no workflow of ComfyUI")
+    watched.check("400")
 
 
 @slow

@@ -245,7 +245,8 @@ class JobsApi:
             | ({key: value for key, value in asdict(is_open[name]).items() if key != "name"} if name in is_open else {})
             for name in self.settings.models
         ]
-        others = {name: [*getattr(self.settings, name)] for name in ("loras", "embeddings", "controls", "upscalers")}
+        lists = ("loras", "embeddings", "controls", "adapters", "upscalers")
+        others = {name: [*getattr(self.settings, name)] for name in lists}
         return JsonAnswer({"models": rows, **others})
 
 
