@@ -20,11 +20,12 @@ from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import save_file
 from support.cli_runner import cli
-from support.controlled_runs import with_nets
+from support.controlled_runs import drawn, planned, with_nets
 from support.file_mutants import assert_line, damaged
 from support.relative import relative
+from support.tiny_controlnet import write_controlnet
 from support.tiny_ip_adapter import KINDS, nested, tensors, tiny_image_encoder, write_adapter
-from support.tiny_sd import write_tiny_sd
+from support.tiny_sd import _SMALL, UNETS, write_tiny_sd
 
 import qwenimg
 from qwenimg.common.base import hf_cache
@@ -37,8 +38,10 @@ from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.encoders import clip_vision
 from qwenimg.common.networks.encoders import ip_adapter as network
 from qwenimg.common.parts.downloads import Download
+from qwenimg.common.pipeline import fit_options
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Change, limit_for
 from qwenimg.common.runtime.stages import Stage
 
 BACKENDS = ("cpu", "mlx")
@@ -397,6 +400,33 @@ def test_units_of_the_web_uis_api() -> None:
 
 
 # Beside others
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
+def test_beside_a_controlnet_in_little_memory(tmp_path: Path, folder: Path, adapter: Path, backend: str) -> None:
+    """At limits from the least on: what is streamed is as planned, and draws what a run without a limit draws."""
+    net = write_controlnet(tmp_path / "canny", UNETS["sd15"] | _SMALL)
+    asked = ASKED | {"control": [(net, PICTURE, 0.1), (adapter, [PICTURE, PICTURE[::-1]], 1.5)]}
+    with closing(qwenimg.load(folder, backend=backend, precision="fp32", max_memory=10**12)) as pipe:
+        with_nets(pipe, asked)
+        tight = pipe.model.variant(Change(max_memory=1))
+        least = limit_for(fit_options.plan_memory(tight, pipe.check("a circle", **asked)).largest.peak)
+        usual = pipe("a circle", **asked).latents
+        plain = pipe("a circle", **ASKED).latents
+        apart = [relative(pipe("a circle", **asked | {"control": one}).latents, usual) for one in asked["control"]]
+    assert relative(plain, usual) > 1e-2 and min(apart) > 1e-2, "each of both counts"
+    held: dict[str, set[int]] = {}
+    for share in (1.0, 1.5, 4.0):
+        with closing(qwenimg.load(folder, backend=backend, precision="fp32", max_memory=int(share * least))) as pipe:
+            plan = planned(pipe, asked)
+            rows, latents = drawn(pipe, asked)
+            error = relative(latents, usual)
+            print(f"{backend}, {share:g} of {least:,} bytes: {error:.1e}, {rows}")
+            assert rows == plan and error <= 1e-5
+            for name, _, _, size in rows:
+                held.setdefault(name, set()).add(size)
+    assert held.keys() >= {"control", "denoise"} and len(held["denoise"]) > 1, "the UNet is streamed at some"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -17,6 +17,9 @@ import pytest
 from PIL import Image
 from support.processes import COMMAND, ENVIRONMENT, IMPATIENT, listing, pixels, qwenimg, start
 from support.tiny_control import write_controlnet
+from support.tiny_controlnet import write_controlnet as write_unet_controlnet
+from support.tiny_ip_adapter import write_adapter
+from support.tiny_sd import _SMALL, UNETS, write_tiny_sd
 
 from qwenimg.common.jobs.replay import read_replay
 
@@ -134,6 +137,25 @@ def test_control(tmp_path: Path, backend: str, script: Path, tiny_folder: Path) 
     for command, *more in ((COMMAND, "-o", "one.png"), (two, "-o", "two.png", "--devices", "2")):
         subprocess.run([*command, *options, *more], cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, check=True)
     assert (pixels(tmp_path / "one.png") == pixels(tmp_path / "two.png")).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_controlnet_beside_an_ip_adapter(tmp_path: Path, backend: str, script: Path) -> None:
+    write_tiny_sd(tmp_path / "sd15", "sd15")
+    write_unet_controlnet(tmp_path / "net", UNETS["sd15"] | _SMALL)
+    adapter = write_adapter(tmp_path / "adapters", "sd15")
+    array = np.random.default_rng(2).integers(0, 256, (40, 60, 3)).astype(np.uint8)
+    Image.fromarray(array).save(tmp_path / "edges.png")
+    options = ["x", "-m", "sd15", "--backend", backend, "--precision", "fp32", "--size", "64x48", "--steps", "2"]
+    options += ["--guidance", "3", "--seed", "3", "--control", "net=canny@edges.png:0.8"]
+    options += ["--ip-adapter", f"{adapter}:0.6", "--ip-image", "edges.png"]
+    two = ring(script) if backend == "mlx" else COMMAND
+    for command, *more in ((COMMAND, "-o", "one.png"), (two, "-o", "two.png", "--devices", "2")):
+        subprocess.run([*command, *options, *more], cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, check=True)
+    apart = np.abs(pixels(tmp_path / "one.png") - pixels(tmp_path / "two.png"))
+    print(f"{backend}: {(apart > 0).sum()} of {apart.size} values differ, by {apart.max()} at most")
+    assert apart.max() <= 1, "both branches in one batch round otherwise than one on each"
 
 
 def broken_off(

@@ -14,7 +14,10 @@ from support.family_cases import see_few_pixels
 from support.relative import relative
 from support.thread_ranks import SECONDS, ThreadGroup, opened, together
 from support.tiny_control import write_control_lora, write_controlnet, write_patches
+from support.tiny_controlnet import write_controlnet as write_unet_controlnet
+from support.tiny_ip_adapter import write_adapter
 from support.tiny_model import tiny_dit
+from support.tiny_sd import _SMALL, UNETS
 
 from qwenimg import NumericsError, UsageError
 from qwenimg.common.families.qwen_image import captions
@@ -236,6 +239,21 @@ def test_control_beside_branches(kind: str, tiny: dict[str, Path], tmp_path: Pat
     check(tiny["qwen"], 2, asked, True, expected)
     with pytest.raises(UsageError, match="share the branches of guidance alone"):
         together(3, lambda group: latents(tiny["qwen"], group, asked))
+
+
+@pytest.mark.parametrize("kinds", [("network",), ("adapter",), ("network", "adapter")], ids="-".join)
+@pytest.mark.sample(1)
+def test_sd_control_beside_branches(kinds: tuple[str, ...], tiny: dict[str, Path], tmp_path: Path) -> None:
+    """A ControlNet and an IP-Adapter on two ranks, each with one branch: the latents of one process."""
+    picture = np.random.default_rng(2).integers(0, 256, (40, 60, 3), np.uint8)
+    controls = {
+        "network": lambda: (write_unet_controlnet(tmp_path / "net", UNETS["sd15"] | _SMALL), picture, 0.8),
+        "adapter": lambda: (write_adapter(tmp_path, "sd15"), [picture, picture[::-1]], 0.6),
+    }
+    asked = SIZE | GUIDED["sd15"] | {"control": [controls[kind]() for kind in kinds]}
+    expected, without = (latents(tiny["sd15"], None, one) for one in (asked, SIZE | GUIDED["sd15"]))
+    assert expected is not None and without is not None and relative(without, expected) > 0.01
+    check(tiny["sd15"], 2, asked, False, expected)
 
 
 @pytest.mark.sample(0)

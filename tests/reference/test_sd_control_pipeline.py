@@ -152,3 +152,27 @@ def test_a_file_with_its_authors_names_draws_what_the_folder_draws(
     with qwenimg.load(folders[kind], backend="cpu", precision="fp32") as pipe:
         made, expected = (ours(pipe, [net], CASES["one"]) for net in (file, nets[kind][0]))
     assert (made.pixels == expected.pixels).all() and (made.latents == expected.latents).all()
+
+
+@pytest.mark.sample(0)
+def test_before_a_refiner(folders, nets) -> None:
+    """SDXL's base under a ControlNet up to 0.6, its refiner, which is not controlled, from there on."""
+    asked = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "num_inference_steps": 10, "guidance_scale": 4.0}
+    half, _ = oracle_sd.controlled(
+        folders["sdxl"], "StableDiffusionXLControlNetPipeline", nets["sdxl"][:1], seed=SEED, image=WIDE,
+        controlnet_conditioning_scale=0.8, denoising_end=0.6, **SIZE, **asked,
+    )  # fmt: skip
+    expected = oracle_sd.generate(
+        folders["refiner"],
+        "StableDiffusionXLImg2ImgPipeline",
+        image=torch.from_numpy(half),
+        denoising_start=0.6,
+        **asked,
+    )
+    settings = {"negative_prompt": NEGATIVE, "steps": 10, "guidance": 4.0, "seed": SEED, "refine_at": 0.6, **SIZE}
+    for backend in BACKENDS:
+        refiner = folders["refiner"]
+        with qwenimg.load(folders["sdxl"], backend=backend, precision="fp32", refiner=refiner) as pipe:
+            made = pipe(PROMPT, control=(nets["sdxl"][0], WIDE, 0.8), **settings)
+            compare(f"sdxl + refiner under a ControlNet, {backend}", made, expected)
+            strongly(pipe, made, steps=10, guidance=4.0, refine_at=0.6)

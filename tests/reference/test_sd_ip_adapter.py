@@ -13,7 +13,9 @@ import torch
 from PIL import Image
 from support import lora_cases, oracle_sd
 from support.relative import relative
+from support.tiny_controlnet import write_controlnet
 from support.tiny_ip_adapter import KINDS, SIDE, nested, tensors, tiny_image_encoder, write_adapter
+from support.tiny_sd import _SMALL, UNETS
 
 import qwenimg
 from qwenimg.common.pictures import patches
@@ -59,7 +61,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, i
 def theirs(
     folder: Path, base: str, cases: list[tuple[str, int]], pictures: list[Any], *, scales: Any, ending: str = "",
     windows: list[tuple[float, float]] | None = None, masks: list[list[np.ndarray]] | None = None,
-    lora: Path | None = None, faults: Any = None, **asked: Any,
+    lora: Path | None = None, faults: Any = None, net: Path | None = None, **asked: Any,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """diffusers' latents and pixels, with the adapters `cases`, each a kind and a seed."""
     import diffusers
@@ -70,6 +72,8 @@ def theirs(
     parts |= {"image_encoder": tiny_image_encoder(), "feature_extractor": processor(SIDE)}
     if base == "sd15":
         parts["safety_checker"] = None
+    if net is not None:
+        parts["controlnet"], ending = diffusers.ControlNetModel.from_pretrained(net).eval(), "ControlNet"
     pipe = getattr(diffusers, f"{CLASSES[base]}{ending}Pipeline")(**parts)
     pipe.set_progress_bar_config(disable=True)
     states = [nested(tensors(base, kind, seed)) for kind, seed in cases]
@@ -103,7 +107,7 @@ def theirs(
     for key in ("image",):
         if key in asked:
             asked[key] = Image.fromarray(asked[key])
-    asked |= {} if ending else SIZE
+    asked |= {} if ending and net is None else SIZE
     final = pipe(
         PROMPT, negative_prompt=NEGATIVE, generator=torch.Generator().manual_seed(SEED), output_type="latent",
         ip_adapter_image=shown, **asked,
@@ -260,3 +264,25 @@ def test_with_a_lora(folders, adapters, tmp_path: Path) -> None:
             compare(f"with a LoRA, {backend}", made, expected)
             without = ours(pipe, control, steps=3, guidance=5.0)
             assert np.abs(made.pixels.astype(int) - without.pixels).max() >= MOVES
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.sample(1)
+def test_beside_a_controlnet(folders, adapters, tmp_path: Path, base: str) -> None:
+    """Of SDXL the network in a window of the steps; each of both moves the picture."""
+    end = 0.75 if base == "sdxl" else 1.0  # PNDM evaluates its first step twice
+    net = write_controlnet(tmp_path / "net", UNETS[base] | _SMALL)
+    expected = theirs(
+        folders[base], base, [("plus", 41)], [ONE], scales=[1.5], net=net, image=TWO, num_inference_steps=4,
+        guidance_scale=5.0, controlnet_conditioning_scale=0.1, control_guidance_end=end,
+    )  # fmt: skip
+    network, adapter = (net, TWO, 0.1, (0, end)), (adapters[base, "plus", 41], ONE, 1.5)
+    for backend in BACKENDS:
+        with qwenimg.load(folders[base], backend=backend, precision="fp32") as pipe:
+            made = ours(pipe, [network, adapter], steps=4, guidance=5.0)
+            compare(f"{base}, a ControlNet and an IP-Adapter, {backend}", made, expected)
+            turned = ours(pipe, [adapter, network], steps=4, guidance=5.0)
+            assert (turned.latents == made.latents).all(), "their order does not count"
+            for alone in (network, adapter):
+                other = ours(pipe, [alone], steps=4, guidance=5.0)
+                assert np.abs(other.pixels.astype(int) - made.pixels).max() >= MOVES
