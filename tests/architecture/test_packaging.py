@@ -136,6 +136,7 @@ def test_the_wheel_draws_in_a_fresh_environment(wheel, tmp_path):
     assert red > 150 and green < 80 and blue < 80
 
 
+@pytest.mark.sample(0)
 def test_the_built_in_model_is_shipped(tmp_path):
     """A stand-in of a few bytes in its place, through sdist, wheel and installation: found by the program as files."""
     tree, place = tmp_path / "tree", "common/data/shapes-v1"

@@ -224,6 +224,7 @@ def test_a_result_has_its_layers(tiny_layered: Path, tmp_path: Path) -> None:
     assert np.array_equal(Image.open(result.save(tmp_path / "whole.png")), result.pixels)
 
 
+@pytest.mark.sample(0)
 def test_an_opaque_picture_is_one_with_full_alpha(tiny_layered: Path) -> None:
     full = np.dstack([PICTURE[..., :3], np.full((60, 96), 255, np.uint8)])
     first, second = (opened(tiny_layered)("a ring", **(ASKED | {"image": one})) for one in (PICTURE[..., :3], full))

@@ -119,7 +119,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("name", hostile())
-@pytest.mark.sample(9)
+@pytest.mark.sample(8)
 def test_hostile_pickles_are_refused_in_a_line(tmp_path: Path, name: str) -> None:
     data, said = hostile()[name]
     path = archive(tmp_path / "u.pth", data)

@@ -15,6 +15,7 @@ from qwenimg.common.families import catalog
 from qwenimg.common.hub import resolve
 
 
+@pytest.mark.sample(0)
 def test_a_whole_copy_comes_before_one_that_is_cut_off(cache: Path, tiny_folder: Path, tmp_path: Path) -> None:
     def put(name: str, folder: Path) -> Path:
         snapshot = storage_folder(resolve.find_repo(name)[0]) / "snapshots" / COMMIT

@@ -50,7 +50,7 @@ def test_every_component_has_recorded_figures() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 def test_no_worse_than_recorded(bench: Bench, block: Block) -> None:
     """Far below the limits, an error that grows says that something was changed for the worse."""
     if platform.machine() != "x86_64" or MLX().engine.on_gpu:

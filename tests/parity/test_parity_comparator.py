@@ -127,6 +127,7 @@ def test_float32_has_no_ratio_rule(reference: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sample(1)
 def test_limit_is_sharp_and_grows_with_the_root_of_blocks(reference: np.ndarray, dtype: str) -> None:
     noise = np.random.default_rng(8).standard_normal(SHAPE)
     noise *= np.linalg.norm(reference) / np.linalg.norm(noise)

@@ -14,16 +14,17 @@ from qwenimg.common.parity.passport import passport_file
 
 FIRST = 101  # seed; the constants come from others
 EACH = 4  # folders of a family
-QUICK = {("flux", 101): [], ("flux2", 102): [pytest.mark.rest]}
+QUICK = (("flux", 101), ("flux2", 102))
 
 
 def cases() -> list[Any]:
     families = random_folders.FAMILIES.keys() - random_folders.CONTROLLED
     made = [(family, FIRST + i) for i in range(EACH) for family in sorted(families)]
-    return [pytest.param(*case, marks=QUICK.get(case, [pytest.mark.slow])) for case in made]
+    return [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in made]
 
 
 @pytest.mark.parametrize(("family", "seed"), cases())
+@pytest.mark.sample(0)
 def test_healthy_models_pass_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, seed: int) -> None:
     see_small_pictures(monkeypatch)
     monkeypatch.setattr(references, "AREA", 128**2)

@@ -168,6 +168,7 @@ def test_a_size_that_is_cropped(shapes: Pipeline) -> None:
     assert drawn[0].preview().shape == (7, 9, 3) and result.pixels.shape == (50, 70, 3)
 
 
+@pytest.mark.sample(0)
 def test_the_warm_up_is_not_learned_from(shapes: Pipeline) -> None:
     shapes._preview = None
     shapes.fit_preview()

@@ -103,6 +103,7 @@ def test_a_list_is_followed(opened: Opened, backend: str) -> None:
 BUILT_IN = {"width": 32, "height": 32, "steps": 4, "seed": 3, "step_cache": 0.6}
 
 
+@pytest.mark.sample(0)
 def test_a_sampler_that_asks_twice_counts_calls(opened: Opened) -> None:
     made = [opened("builtin", backend)(PROMPT, **BUILT_IN, sampler="heun") for backend in BACKENDS]
     assert cached(made[0]) == cached(made[1])

@@ -186,6 +186,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.sample(5)
 def test_a_hostile_text_ends_soon(name: str) -> None:
     begun = time.process_time()
     try:

@@ -271,7 +271,7 @@ def at_the_embedding(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", [*VECTORS, "pooled"])
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_planted_faults(folders, files, reference, monkeypatch, backend: str, fault: str) -> None:
     ours, theirs, _ = CASES["several vectors"]
     wanted, wanted_pooled = encoded(reference("sdxl"), theirs)

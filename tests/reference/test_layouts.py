@@ -159,6 +159,7 @@ def test_storage_in_16_bits(made: Callable[[str], Made], tmp_path: Path, stored:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_configurations_follow_from_shapes(made: Callable[[str], Made], kind: str) -> None:
     case = made(kind)
     opened = open_file(case.file, prediction="eps")

@@ -202,7 +202,7 @@ SCHEDULERS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_samplers_count_calls_of_the_model(folders, with_sampler, scheduler: str, backend: str) -> None:
     folder = folders["sd15"] if scheduler == "PNDMScheduler" else with_sampler("sd15", scheduler)
     prompt, colours = SCHEDULERS[scheduler]

@@ -337,7 +337,7 @@ def test_order_is_that_of_the_pass_before() -> None:
 
 
 @pytest.mark.parametrize(("backend", "quantize"), crossed(["cpu", "mlx"], [None, "8"]))
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_blocks_are_read_into_the_same_two_pieces(
     folder: Path, tmp_path: Path, backend: str, quantize: str | None
 ) -> None:

@@ -390,6 +390,7 @@ def test_many_clients_are_served_or_told_when_to_come_again(server: RunningServe
     assert results.count(True) >= 5 and set(results) <= {True, "full"}
 
 
+@pytest.mark.sample(0)
 def test_the_front_stays_small_and_imports_no_framework(tmp_path: Path) -> None:
     """A server of its own: others have read bodies of 32 MB, whose memory the allocator keeps."""
     with serving(tmp_path / "g") as server:

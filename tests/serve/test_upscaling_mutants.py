@@ -86,7 +86,9 @@ def picture() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [10, pytest.param(60, marks=pytest.mark.rest), pytest.param(1_000, marks=pytest.mark.slow)]
+)
 def test_pictures(count: int, tmp_path: Path) -> None:
     """Of `qwenimg upscale PICTURE`, on a backend, and of a client, by resampling."""
     as_torch(tmp_path / "x4.pth", upscalers.rrdbnet(blocks=1, features=8, growth=4))

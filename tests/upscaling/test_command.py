@@ -216,6 +216,7 @@ def test_a_picture_that_does_not_fit_is_taken_in_bands(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_a_plan_has_the_stages_of_upscaling(folder: Path, backend: str) -> None:
     asked = ("plan", "shapes", "--size", "64x48", "--backend", backend, "--memory", "4GB", "--json")
     plain, larger = cli(*asked).events[0], cli(*asked, "--upscale", "2", "--upscale-with", "x4.pth").events[0]
