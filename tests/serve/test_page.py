@@ -17,6 +17,7 @@ import httpx2
 import numpy as np
 import pytest
 from PIL import Image
+from support import tiny_autoencoder
 from support.browsers import axe, chromium
 from support.foreign_cases import PAGE
 from support.processes import qwenimg
@@ -707,6 +708,39 @@ def test_pictures_as_prompts_beside_one_whose_shapes_are_kept(browser: Any, tmp_
         page.click("#draw")
         expect(page.locator("[data-field=control] .fault")).to_contain_text("comes after a picture of the same adapter")
         watched.check("400")
+
+
+@slow
+def test_previews_by_a_tiny_vae(browser: Any, tmp_path: Path) -> None:
+    """On the page and in A1111's progress: as large as the picture, in place of a pixel for each latent."""
+    write_tiny_sd(tmp_path / "sd15", "sd15")
+    own = json.loads((tmp_path / "sd15" / "vae" / "config.json").read_text())
+    made = tiny_autoencoder.config(own["latent_channels"], len(own["block_out_channels"]))
+    tiny_autoencoder.write_authors(tmp_path / "models/vae_approx", "taesd", tiny_autoencoder.weights(made))
+    with serving(tmp_path / "g", "--models-dir", tmp_path / "models", "-m", tmp_path / "sd15") as server:
+        watched = Watched(browser, server)
+        page = watched.page
+        with server.http as http:
+            name = http.get("/api/models").json()["models"][1]["id"]
+            page.select_option("#model", name)
+            small(page)
+            page.fill("#steps", "500")
+            page.fill("#prompt", "x")
+            page.click("#draw")
+            expect(page.locator("#easel img.rough")).to_be_visible()
+            shown = page.locator("#easel img.rough").evaluate("one => [one.naturalWidth, one.naturalHeight]")
+            page.keyboard.press("Escape")
+            expect(page.locator("#state")).to_have_text("ready")
+            asked: dict[str, Any] = {"prompt": "x", "width": 64, "height": 64, "steps": 500}
+            asked["override_settings"] = {"sd_model_checkpoint": name}
+            client = threading.Thread(target=lambda: http.post("/sdapi/v1/txt2img", json=asked, timeout=60))
+            client.start()
+            found = (http.get("/sdapi/v1/progress").json()["current_image"] for _ in range(10_000) if client.is_alive())
+            seen = next(filter(None, found))
+            http.post("/sdapi/v1/interrupt")
+            client.join()
+        assert shown == [64, 64] and Image.open(io.BytesIO(base64.b64decode(seen))).size == (64, 64)
+        watched.check()
 
 
 @slow
