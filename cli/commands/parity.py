@@ -19,13 +19,14 @@ from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.load_options import LoadOptions
-from qwenimg.common.jobs.image_options import ALL, typed
+from qwenimg.common.jobs.image_options import ALL, typed, with_adapters
 from qwenimg.common.request.parts import components_of
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.parity.passport.passport import Passport
     from qwenimg.common.parity.stations import Passed
+    from qwenimg.common.request.embedding_text import Embedding
     from qwenimg.common.request.lora_text import Lora
     from qwenimg.common.runtime.engine import Engine
 
@@ -48,12 +49,14 @@ def parity() -> None:
 
 def _opening(command: _F) -> _F:
     """Declare the options that choose the model's weights."""
-    return places.weights(options.of_picture(ALL["lora"])(command))
+    for name in ("embedding", "lora"):
+        command = options.of_picture(ALL[name])(command)
+    return places.declared("ip_encoder")(places.weights(command))
 
 
 def _recording_options(command: _F) -> _F:
     """Declare the options of a recording."""
-    for name in ("mask", "control", "control_mode", "true_cfg", "lora_mode"):
+    for name in ("mask", "ip_mask", "ip_image", "ip_adapter", "control", "control_mode", "true_cfg", "lora_mode"):
         command = options.of_picture(ALL[name])(command)
     for option in reversed(
         (
@@ -88,7 +91,7 @@ def record(opening: LoadOptions, output: Path, overwrite: bool, **values: Any) -
 
     atomic_files.check_output(_named(output), overwrite=overwrite)
     with _opened(opening) as session:
-        passport = session.record(typed(values))
+        passport = session.record(_typed(values))
         size = passport_file.write(output, passport, overwrite=overwrite)
     streams.say(summary.headline(passport))
     streams.say(f"{size:,} bytes; on another machine: qwenimg parity check {output}")
@@ -105,7 +108,9 @@ def record(opening: LoadOptions, output: Path, overwrite: bool, **values: Any) -
 @click.option("-o", "--output", type=FILE, metavar="PASSPORT", help="Write the passport with this backend's figures.")
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--control", "networks", multiple=True, metavar="NETWORK", help="A control network that was recorded.")
+@click.option(
+    "--control", "--ip-adapter", "networks", multiple=True, metavar="NETWORK", help="A network of the record."
+)
 @_opening
 @places.with_opening
 def check(
@@ -116,16 +121,17 @@ def check(
     overwrite: bool,
     as_json: bool,
     lora: tuple[str, ...],
+    embedding: tuple[str, ...],
     networks: tuple[str, ...],
 ) -> int:
     """Repeat the computations in PASSPORT, judge every block, and name the first that fails.
 
-    Give recorded parts, LoRAs and control networks again; those in the Hugging Face cache are found."""
+    Give recorded parts, LoRAs, embeddings and control networks again; those in the Hugging Face cache are found."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.hub.resolve import named, named_part
     from qwenimg.common.parity.passport import passport_file
     from qwenimg.common.parity.recorded_inputs import completed
-    from qwenimg.common.request import lora_text
+    from qwenimg.common.request import embedding_text, lora_text
 
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
@@ -136,7 +142,7 @@ def check(
         model = named(recorded.model.name, without=components_of(recorded.model.parts))
         opening = replace(opening, model=model)
     with _opened(replace(opening, precision=recorded.precision)) as session:
-        checked = session.check(recorded, loras, networks, picture=not only_blocks)
+        checked = session.check(recorded, loras, networks, embedding_text.parse(embedding), picture=not only_blocks)
     if output is not None:
         passport_file.write(output, checked.passport, overwrite=overwrite)
     return _print_results([checked], as_json)
@@ -164,14 +170,14 @@ def run(
     names = _local_backends() if backends is None else _several(backends)
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
-    values = typed(values)
+    values = _typed(values)
     with _opened(replace(opening, backend=names[0])) as session:
         passport = session.record(values)
     done = []
     for name in names[1:]:
         with _opened(replace(opening, backend=name, precision=passport.precision)) as session:
             networks = {one.network for one in values["control"]}
-            done.append(session.check(passport, values["lora"], sorted(networks), picture=True))
+            done.append(session.check(passport, values["lora"], sorted(networks), values["embedding"], picture=True))
         passport = done[-1].passport
     if output is not None:
         passport_file.write(output, passport, overwrite=overwrite)
@@ -262,6 +268,7 @@ class Session:
             streams.say(f"qwenimg: {note}")
         request |= pictures
         request |= {"control_mode": values["control_mode"]} if values["control_mode"] else {}
+        request |= {"embedding": values["embedding"]} if values["embedding"] else {}
         if pipe.model.inputs.fewest:
             request.pop("pictures", None)  # a model that needs pictures sees all that it can
         request |= {"pictures": values["pictures"]} if values["pictures"] else {}
@@ -269,7 +276,15 @@ class Session:
             request |= {"lora": values["lora"], "lora_mode": values["lora_mode"] or "auto"}
         return recording.record(pipe, request, exact=exact, sampled=bool(values["sampled"]), notify=_quietly)
 
-    def check(self, passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str], *, picture: bool) -> Checked:
+    def check(
+        self,
+        passport: Passport,
+        loras: tuple[Lora, ...],
+        networks: Sequence[str],
+        embeddings: tuple[Embedding, ...],
+        *,
+        picture: bool,
+    ) -> Checked:
         from qwenimg.common.hub.network_search import named_control
         from qwenimg.common.parity import check as checking
         from qwenimg.common.parity import recorded_inputs
@@ -277,14 +292,20 @@ class Session:
         changed = checking.check_model(passport, self.pipe, loras)
         controls = () if passport.picture is None else passport.picture.controls
         networks = recorded_inputs.networks(controls, networks, self.pipe.controls, named_control)
-        checking.check_run(passport, self.pipe, loras, networks)
+        here = loras, networks, embeddings
+        checking.check_run(passport, self.pipe, *here)
         for name in changed:
             streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")
         engine = self.pipe.engine
-        judged = list(checking.blocks(passport, self.pipe, loras, networks))
-        drawn = checking.picture(passport, self.pipe, loras, networks) if picture and passport.picture else None
+        judged = list(checking.blocks(passport, self.pipe, *here))
+        drawn = checking.picture(passport, self.pipe, *here) if picture and passport.picture else None
         stamped = checking.stamped(passport, engine, self.pipe.tf32, judged)
         return Checked(stamped, engine, judged, drawn, changed)
+
+
+def _typed(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a recording as typed values, IP-Adapters among the controls. Raises UsageError."""
+    return values | with_adapters({name: value for name, value in typed(values).items() if value not in (None, ())})
 
 
 @contextmanager

@@ -4,12 +4,14 @@ of a residual stream. Errors grow with the root of that number."""
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from qwenimg.common.base.block import Block
 from qwenimg.common.families import registry
+from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, ONCE
@@ -17,6 +19,8 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.traced import BlockRunner
 from qwenimg.common.weights.plan import Entry, LoadPlan
+
+_NORM = re.compile(r"norm|\.ln_")  # in the name of a parameter
 
 
 def network(component: Component) -> Network:
@@ -29,7 +33,8 @@ def name_of(plan: LoadPlan, components: Mapping[str, Component]) -> str:
     tell which one it is."""
     if plan.component in components:
         return plan.component
-    return next(name for name, component in components.items() if component.plan.files == plan.files)
+    mark = fingerprint(plan.files)
+    return next(name for name, component in components.items() if fingerprint(component.plan.files) == mark)
 
 
 def modules(plan: LoadPlan) -> frozenset[str]:
@@ -72,7 +77,7 @@ class ComponentPolicy:
 
     def has_norm(self, path: str) -> bool:
         """Return whether the module at `path`, which is not the whole network, contains a norm."""
-        return path != "" and any("norm" in name for name in self.plan.under(path).entries)
+        return path != "" and any(_NORM.search(name) for name in self.plan.under(path).entries)
 
     def is_whole(self, block: Block, path: str) -> bool:
         """Return whether the block is the whole network or a tower in it: it takes no residual stream, and has blocks

@@ -25,6 +25,7 @@ from qwenimg.common.parity.stations import judged as stations_judged
 from qwenimg.common.parity.tape import DECODE, Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
+from qwenimg.common.request.embedding_text import Embedding
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.traced import BlockRunner, Values, leaves
@@ -73,23 +74,37 @@ def check_model(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = ()
     return others
 
 
-def check_run(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), networks: Sequence[str] = ()) -> None:
+def check_run(
+    passport: Passport,
+    pipe: Pipeline,
+    loras: tuple[Lora, ...] = (),
+    networks: Sequence[str] = (),
+    embeddings: tuple[Embedding, ...] = (),
+) -> None:
     """Raise ModelError if the model cannot draw the recorded run. networks: the name of each recorded control's network
-    on this machine."""
-    if passport.picture is not None:
-        try:
-            pipe.check(**_asked(passport, loras, networks))
-        except UsageError as error:
-            raise ModelError(f"the passport's run is none for {clean(pipe.model_name, 60)}: {error}") from None
+    on this machine; embeddings: as `recorded_inputs.check_embeddings`, whose UsageError is raised too."""
+    if passport.picture is None:
+        return
+    if embeddings and not passport.picture.embeddings:
+        raise UsageError("the passport was recorded without --embedding; leave it out")
+    try:
+        request = pipe.check(**_asked(passport, loras, networks, embeddings))
+    except UsageError as error:
+        raise ModelError(f"the passport's run is none for {clean(pipe.model_name, 60)}: {error}") from None
+    recorded_inputs.check_embeddings(passport.picture.embeddings, inputs.recorded_embeddings(request, pipe))
 
 
 def blocks(
-    passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), networks: Sequence[str] = ()
+    passport: Passport,
+    pipe: Pipeline,
+    loras: tuple[Lora, ...] = (),
+    networks: Sequence[str] = (),
+    embeddings: tuple[Embedding, ...] = (),
 ) -> Iterator[Judged]:
-    """Yield each recorded block, in order, computed on the engine of `pipe`. `loras`, `networks`: for the recorded
-    LoRAs and controls. A block in 16 bits is also computed in float32, where a fault exceeds the rounding. Raises
-    ModelError if the passport does not fit the model."""
-    policies = parts(inputs.weights(pipe, _asked(passport, loras, networks)), pipe.precision)
+    """Yield each recorded block, in order, computed on the engine of `pipe`. `loras`, `networks`, `embeddings`: for the
+    recorded LoRAs, controls and embeddings. A block in 16 bits is also computed in float32, where a fault exceeds the
+    rounding. Raises ModelError if the passport does not fit the model."""
+    policies = parts(inputs.weights(pipe, _asked(passport, loras, networks, embeddings)), pipe.precision)
     engine = pipe.engine
     components = {name: part.open(engine) for name, part in policies.items()}
     widened = {} if pipe.tf32 else {name: part.open(engine, "float32") for name, part in policies.items()}
@@ -146,10 +161,13 @@ def _failed(judged: tuple[Figure, ...], failures: list[str]) -> tuple[Figure, ..
     return (replace(judged[0], failures=(*judged[0].failures, *failures)), *judged[1:]) if failures else judged
 
 
-def _asked(passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str]) -> dict[str, Any]:
-    """Return the keywords of the recorded call, with the names that its LoRAs and control networks have here."""
+def _asked(
+    passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str], embeddings: tuple[Embedding, ...]
+) -> dict[str, Any]:
+    """Return the keywords of the recorded call, with the names that its LoRAs, control networks and embeddings have
+    here."""
     recorded = passport.picture
-    return {"lora": loras} if recorded is None else inputs.keywords(recorded, loras, networks)
+    return {"lora": loras} if recorded is None else inputs.keywords(recorded, loras, networks, embeddings)
 
 
 def _others(counts: Mapping[str, int], recorded: Mapping[str, int]) -> str:
@@ -206,11 +224,15 @@ class RedrawnImage:
 
 
 def picture(
-    passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), networks: Sequence[str] = ()
+    passport: Passport,
+    pipe: Pipeline,
+    loras: tuple[Lora, ...] = (),
+    networks: Sequence[str] = (),
+    embeddings: tuple[Embedding, ...] = (),
 ) -> RedrawnImage:
-    """Generate the recorded image with `pipe`, `loras` and `networks`, from station to station if the passport has
-    stations. Noise, noise levels, and the pixels of the recorded values must have the same bits."""
-    recorded, asked, tape = passport.picture, _asked(passport, loras, networks), Tape(passport.run)
+    """Generate the recorded image with `pipe`, `loras`, `networks` and `embeddings`, from station to station if the
+    passport has stations. Noise, noise levels, and the pixels of the recorded values must have the same bits."""
+    recorded, asked, tape = passport.picture, _asked(passport, loras, networks, embeddings), Tape(passport.run)
     assert recorded is not None
     if not passport.run:
         return _whole(passport, pipe, asked)

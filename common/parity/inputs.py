@@ -1,5 +1,5 @@
-"""The control pictures and the mask of a recorded run: read from the user's files, kept in a passport at the size at
-which the run sees them, and given to a run of another machine."""
+"""The control pictures, the embeddings and the mask of a recorded run: read from the user's files, kept in a passport,
+pictures at the size at which the run sees them, and given to a run of another machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.request import coerce
 from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.embedding_text import Embedding
 from qwenimg.common.request.lora_text import Lora
-from qwenimg.common.request.request import request_of
+from qwenimg.common.request.request import Request, request_of
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 
-CONTROL, MASK = "control", "mask"
-FILES = ("lora", CONTROL, MASK)
+CONTROL, MASK, EMBEDDING = "control", "mask", "embedding"
+FILES = ("lora", CONTROL, MASK, EMBEDDING)
 """The keywords of a call that are not among the numbers of a passport."""
 _NAMED = "picture"  # the file that a control of a call names: its pixels are given beside it
 
@@ -54,18 +55,22 @@ def weights(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
     if "prompt" not in asked:
         return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", ())))
     request = pipe.check(**called(asked))
-    for name, net in pipe.controls.nets(request).items():
-        if isinstance(net, IPAdapter):
-            raise UsageError(f"--control {clean(name, 60)}: a passport has no IP-Adapters; record the model without it")
     pipe.controls.give(pipe.model, request)
     deltas = pipe.loras.deltas(*pipe.controls.loras(request))
     return pipe.checkpoint.with_deltas(deltas).with_nets(control_networks(pipe.model))
 
 
 def control_networks(model: DiffusionModel) -> dict[str, Component]:
-    """Return the control networks of the model's present request, by their names in a passport."""
-    prints = {fingerprint(net.files): net.component for net in networks(model.nets.values())}
-    return {f"controlnet {i}": component for i, component in enumerate(prints.values(), 1)}
+    """Return the control networks of the model's present request, and its IP-Adapters with their image encoders, by
+    their names in a passport."""
+    adapters = [net for net in model.nets.values() if isinstance(net, IPAdapter)]
+    kinds = {
+        "controlnet": [net.component for net in networks(model.nets.values())],
+        "ip-adapter": [net.component for net in adapters],
+        "image encoder": [net.encoder for net in adapters if net.encoder is not None],
+    }
+    different = {kind: {fingerprint(one.plan.files): one for one in some} for kind, some in kinds.items()}
+    return {f"{kind} {i}": one for kind, some in different.items() for i, one in enumerate(some.values(), 1)}
 
 
 def recorded_controls(pipe: Pipeline, asked: Mapping[str, Any]) -> tuple[RecordedControl, ...]:
@@ -80,18 +85,37 @@ def recorded_controls(pipe: Pipeline, asked: Mapping[str, Any]) -> tuple[Recorde
             start=one.start,
             end=one.end,
             picture=picture,
+            parts=dict(one.parts),
         )
         for one, picture in zip(request.controls, request.control_pictures, strict=True)
     )
 
 
-def keywords(recorded: RecordedImage, loras: tuple[Lora, ...], networks: Sequence[str]) -> dict[str, Any]:
-    """Return the keywords of the recorded call. loras, networks: its LoRAs and the name of the network of each of its
-    controls here."""
-    asked = called(recorded.asked) | {"lora": loras}
+def recorded_embeddings(request: Request, pipe: Pipeline) -> dict[str, str]:
+    """Return the SHA-256 of the file of each embedding that the prompts of `request` name, by its name."""
+    recorded: Any = pipe.embeddings.recorded(request, guided=True)
+    names = (name.strip() for name in recorded.get(EMBEDDING, "").split(";"))
+    return dict(zip(names, recorded.get("embedding_sha256", ()), strict=False))
+
+
+def keywords(
+    recorded: RecordedImage, loras: tuple[Lora, ...], networks: Sequence[str], embeddings: tuple[Embedding, ...] = ()
+) -> dict[str, Any]:
+    """Return the keywords of the recorded call. loras, networks, embeddings: its LoRAs, the name of the network of each
+    of its controls, and its embeddings here."""
+    asked = called(recorded.asked) | {"lora": loras, EMBEDDING: embeddings}
     if recorded.controls:
         asked[CONTROL] = tuple(
-            Control(name, _NAMED, one.preprocessor, one.scale, one.start, one.end, picture=one.picture)
+            Control(
+                name,
+                _NAMED,
+                one.preprocessor,
+                one.scale,
+                one.start,
+                one.end,
+                tuple(one.parts.items()),
+                picture=one.picture,
+            )
             for name, one in zip(networks, recorded.controls, strict=True)
         )
     return asked if recorded.mask is None else asked | {MASK: recorded.mask}

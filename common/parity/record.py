@@ -189,6 +189,7 @@ def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> Record
         pixels=result.pixels,
         controls=inputs.recorded_controls(pipe, asked),
         mask=asked.get("mask"),
+        embeddings=inputs.recorded_embeddings(pipe.check(**called(asked)), pipe),
     )
 
 

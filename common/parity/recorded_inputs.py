@@ -74,6 +74,18 @@ def check_files(recorded: Model, others: Collection[str], files: Loras, loras: S
         )
 
 
+def check_embeddings(recorded: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Compare the embeddings of the recorded prompts with those `here`: SHA-256 of files by name. Raises UsageError for
+    a missing one, and ModelError for another file."""
+    for name, mark in recorded.items():
+        if name not in here:
+            raise UsageError(f"the passport was recorded with --embedding {clean(name, 60)}; give it as NAME=FILE")
+        if here[name] != mark:
+            raise ModelError(f"--embedding {clean(name, 60)}: another file than was recorded")
+    for name in here.keys() - recorded.keys():
+        raise UsageError(f"embedding {clean(name, 60)} is in the prompt, which was recorded as a word; rename its file")
+
+
 def networks(
     recorded: Sequence[RecordedControl], names: Sequence[str], controls: Controls, find: Callable[[str], Path | None]
 ) -> tuple[str, ...]:

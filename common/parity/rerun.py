@@ -47,6 +47,7 @@ def _in_float32(pipe: Pipeline) -> Pipeline:
         options=pipe.options,
         checkpoint=pipe.checkpoint,
         controls=pipe.controls,
+        embeddings=pipe.embeddings,
     )
 
 

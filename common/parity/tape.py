@@ -1,8 +1,8 @@
 """Recording of a run's stations while a pipeline generates, and continuation from the recorded outputs of each.
 
 Stations are at places where machines agree, however many branches of guidance they compute in a batch: the calls of the
-text encoders and of what sees pictures in them, of the denoiser with guidance applied, and of the VAE, the rows of the
-denoiser's time, and the changes by control networks after each of its blocks.
+text encoders and of what sees pictures in them, of IP-Adapters and their image encoders, of the denoiser with guidance
+applied, and of the VAE, the rows of the denoiser's time, and the changes by control networks after each of its blocks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.block import Block
+from qwenimg.common.networks.encoders import clip_vision, ip_adapter
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.parity import inputs
 from qwenimg.common.parity.blocks import name_of, network
@@ -82,7 +83,7 @@ def taped(pipe: Pipeline, tape: Tape) -> Iterator[None]:
         """Return `opened` as a station, or a denoiser that reports the rows of its time."""
         name = name_of(component.plan, {**parts, **inputs.control_networks(model)})
         if component.role == "text":
-            return _TextEncoder(opened, runtime.engine, tape, name)
+            return _ENCODERS.get(component.network, _TextEncoder)(opened, runtime.engine, tape, name)
         if component.role == "vae":
             return _VAE(opened, tape)
         times = [block for block in network(component).traced if block.name == "time"]
@@ -118,14 +119,52 @@ class _TextEncoder:
     def encode(self, ids: Any, *rest: Any) -> Any:
         result = self._opened.encode(ids, *rest)
         arrays = result if isinstance(result, tuple) else (result,)
-        # behind the numbers are slots of pictures, recorded before, or vectors of textual inversion
-        numbers = rest[: 1 if hasattr(self._opened, "slots") else 2]
-        inputs = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in numbers)]
+        # behind the numbers are slots of pictures, recorded before, or places and vectors of textual inversion
+        numbers, vectors = (rest[:1], rest[1:1]) if hasattr(self._opened, "slots") else (rest[:3], rest[3:])
+        inputs = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in numbers), *vectors]
         recorded = self._tape.passed(self._name, inputs, tuple(map(self._engine.numpy, arrays)))
         if recorded is None:
             return result
         states = tuple(self._engine.array(one.copy()) for one in recorded)
         return states if isinstance(result, tuple) else states[0]
+
+
+class _ImageEncoder:
+    def __init__(self, opened: Any, engine: Engine, tape: Tape, name: str):
+        self._opened, self._engine, self._tape, self._name = opened, engine, tape, name
+
+    def encode(self, patches: NDArray[Any]) -> tuple[Array, Array]:
+        """Return embeddings and states of pictures. Their patches are many: projections of each picture are kept."""
+        embeddings, states = self._opened.encode(patches)
+        outputs = self._engine.numpy(embeddings), self._engine.numpy(states)
+        recorded = self._tape.passed(self._name, [_projections(patches)], outputs)
+        if recorded is None:
+            return embeddings, states
+        embeddings, states = (self._engine.array(one.copy()) for one in recorded)
+        return embeddings, states
+
+
+class _IPAdapter:
+    def __init__(self, opened: Any, engine: Engine, tape: Tape, name: str):
+        self._opened, self._engine, self._tape, self._name = opened, engine, tape, name
+
+    def pairs(self, features: NDArray[Any], empty: NDArray[Any]) -> list[tuple[Array, Array]]:
+        """Return keys and values in each cross attention. They are many: projections of each row are kept."""
+        pairs: list[tuple[Array, Array]] = self._opened.pairs(features, empty)
+        outputs = np.stack([_projections(self._engine.numpy(one)) for pair in pairs for one in pair])
+        self._tape.passed(self._name, [_projections(features), _projections(empty)], (outputs,))
+        return pairs
+
+
+def _projections(rows: NDArray[Any]) -> NDArray[np.float64]:
+    """Return seeded random projections of each row of an array."""
+    return np.stack([projected(row.astype(np.float64), 0) for row in rows])
+
+
+_ENCODERS: dict[str, type[_ImageEncoder | _IPAdapter]] = {
+    clip_vision.NETWORK.name: _ImageEncoder,
+    ip_adapter.NETWORK.name: _IPAdapter,
+}
 
 
 class _VAE:

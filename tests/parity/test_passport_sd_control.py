@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +9,12 @@ import pytest
 from support import mutants_sd_control as faults
 from support.mutant import Patch, side
 from support.passport_mutants import cut
+from support.passport_runs import RecordedRun
 from support.tiny_adapter import write_adapter
 from support.tiny_controlnet import write_union
-from support.tiny_sd import _SMALL, UNETS, write_tiny_sd
+from support.tiny_sd import _SMALL, UNETS
 
-import qwenimg
-from qwenimg.common.parity import check, record, summary
-from qwenimg.common.parity.passport import passport_file
-from qwenimg.common.parity.passport.passport import Passport
+from qwenimg.common.parity import summary
 from qwenimg.common.request.control_text import Control
 
 BACKENDS = ("cpu", "mlx")
@@ -30,27 +26,8 @@ ASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Recorded:
-    """A passport recorded on torch, written and read, its model and the networks of its controls."""
-
-    def __init__(self, place: Path, kind: str, control: list[Control]):
-        write_tiny_sd(place / kind, kind)
-        self.folder, self.networks = place / kind, tuple(one.network for one in control)
-        with closing(qwenimg.load(self.folder, "cpu", "fp32")) as pipe:
-            asked = ASKED | {"control": control}
-            made = record.record(pipe, asked, exact=pipe.engine, sampled=True, notify=lambda text: None)
-        passport_file.write(place / f"{kind}.safetensors", made, overwrite=False)
-        self.passport = passport_file.read(place / f"{kind}.safetensors")
-
-    def judged(self, backend: str, passport: Passport) -> tuple[list[check.Judged], check.RedrawnImage]:
-        with closing(qwenimg.load(self.folder, backend, "fp32")) as pipe:
-            check.check_run(passport, pipe, (), self.networks)
-            blocks = list(check.blocks(passport, pipe, (), self.networks))
-            return blocks, check.picture(passport, pipe, (), self.networks)
-
-
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]:
     """A Union with two pictures, one of them in a part of the steps, and an adapter."""
     place = tmp_path_factory.mktemp("passports")
     union = str(write_union(place / "union", UNETS["sdxl"] | _SMALL, num_control_type=6))
@@ -59,15 +36,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
         Control(union, "a", "depth", scale=0.7, picture=PICTURES[0]),
         Control(union, "b", "lineart", scale=1.2, end=0.7, picture=PICTURES[1]),
     ]
+    one = Control(adapter, "a", scale=0.8, picture=PICTURES[0])
     return {
-        "union": Recorded(place, "sdxl", kinds),
-        "adapter": Recorded(place, "sd15", [Control(adapter, "a", scale=0.8, picture=PICTURES[0])]),
+        "union": RecordedRun(place, "sdxl", "union", ASKED | {"control": kinds}),
+        "adapter": RecordedRun(place, "sd15", "adapter", ASKED | {"control": [one]}),
     }
 
 
 @pytest.mark.parametrize("kind", ["union", "adapter"])
 @pytest.mark.sample(0)
-def test_it_holds_on_mlx(recorded: dict[str, Recorded], kind: str) -> None:
+def test_it_holds_on_mlx(recorded: dict[str, RecordedRun], kind: str) -> None:
     one = recorded[kind]
     judged, drawn = one.judged("mlx", one.passport)
     print(*summary.lines(judged, drawn), sep="\n")
@@ -108,7 +86,7 @@ FAULTS = {
 )
 @pytest.mark.sample(0)
 def test_a_fault_is_named_where_it_is_made(
-    recorded: dict[str, Recorded], monkeypatch: pytest.MonkeyPatch, kind: str, fault: Any, backend: str
+    recorded: dict[str, RecordedRun], monkeypatch: pytest.MonkeyPatch, kind: str, fault: Any, backend: str
 ) -> None:
     one = recorded[kind]
     blocks = tuple(block.name for block in one.passport.blocks if block.block in ("token", "body"))

@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from random_model import random_weights
 from safetensors.torch import save_file
 
+from qwenimg.common.networks.encoders import ip_adapter
 from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 from support import (
     tiny_autoencoder,
     tiny_edit,
     tiny_flux,
     tiny_flux2,
+    tiny_ip_adapter,
     tiny_layered,
     tiny_model,
     tiny_qwen21,
@@ -37,7 +40,7 @@ from support.tiny_t5 import tiny_t5
 WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
 PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (1, 2)}  # that a family sees
 # The families that are recorded with control networks
-CONTROLLED = frozenset({"controlled", "sd15-controlled", "sdxl-controlled", "z-image-controlled"})
+CONTROLLED = frozenset({"controlled", "sd15-controlled", "sdxl-controlled", "sd15-pictured", "z-image-controlled"})
 # The families that are recorded with a tiny VAE, and its name
 TINY_VAES = {"sd15-tiny": "taesd", "flux2-tiny": "taef2", "qwen-tiny": "taew2_1"}
 WITHOUT_TOWER = ("qwen21-text", "text_encoder")
@@ -108,9 +111,9 @@ def rounding(unet: torch.nn.Module) -> float:
 
 def write_controls(model: Path, seed: int) -> list[str]:
     """Write control networks for the model in the folder `model` beside it, of random depths for Qwen-Image, and return
-    their paths."""
+    their paths; for sd15-pictured IP-Adapters."""
     if (model / "unet").is_dir():
-        return _write_controlnets(model, seed)
+        return (_write_ip_adapters if model.name.endswith("-pictured") else _write_controlnets)(model, seed)
     folder, config = model.parent / "controls", json.loads((model / "transformer" / "config.json").read_text())
     if "cap_feat_dim" in config:
         return _write_zimage_controls(folder, config, seed)
@@ -176,6 +179,33 @@ def write_tiny_vae(model: Path, family: str, seed: int) -> Path:
         pooled=name == "taef2",
     )
     return tiny_autoencoder.write_authors(folder, name, tiny_autoencoder.weights(made, seed))
+
+
+def _write_ip_adapters(model: Path, seed: int) -> list[str]:
+    """Write an IP-Adapter of each kind, and an image encoder, for the Stable Diffusion in `model`."""
+    folder, sizes = model.parent / "controls", Sizes(seed)
+    unet = json.loads((model / "unet" / "config.json").read_text())
+    heads, patch = sizes.whole(1, 4), sizes.whole(4, 9)
+    encoder = {
+        "hidden_size": heads * sizes.whole(8, 32), "intermediate_size": sizes.whole(16, 240),
+        "projection_dim": sizes.whole(8, 64), "num_hidden_layers": sizes.whole(2, 5), "num_attention_heads": heads,
+        "patch_size": patch, "image_size": patch * sizes.whole(2, 6),
+    }  # fmt: skip
+    tiny_ip_adapter.tiny_image_encoder(sizes.next_seed(), **encoder).save_pretrained(folder / "image_encoder")
+    shared = {"text": unet["cross_attention_dim"], "widths": tuple(tiny_ip_adapter.cross_attentions(unet))}
+    states, tokens, inner = encoder["hidden_size"], sizes.whole(1, 8), sizes.whole(16, 96)
+    resampler = {"inner": inner, "attention": ip_adapter.HEAD_DIM * sizes.whole(1, 3), "feed_forward": 4 * inner}
+    kinds: dict[str, dict[str, int]] = {
+        "base": {"features": encoder["projection_dim"], "tokens": tokens},
+        "plus": {"features": states, "tokens": tokens, **resampler, "depth": sizes.whole(1, 4)},
+        "full-face": {"features": states, "tokens": 0, "inner": sizes.whole(16, 96)},
+    }
+    for kind, own in kinds.items():
+        config = ip_adapter.IPAdapterConfig(kind=kind, **shared, **own)
+        values = random_weights(ip_adapter.manifest(config), sizes.next_seed())
+        tensors = {ip_adapter.published(name): torch.from_numpy(value) for name, value in values.items()}
+        save_file(tensors, folder / f"{kind}.safetensors")
+    return [str(folder / f"{kind}.safetensors") for kind in kinds]
 
 
 def asked(family: str, seed: int) -> dict[str, Any]:
@@ -443,4 +473,5 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "sd15-tiny": (partial(tiny_sd.write_tiny_sd, kind="sd15"), partial(_sd, kind="sd15")),
     "flux2-tiny": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
     "qwen-tiny": (tiny_model.write_tiny_model, _qwen),
+    "sd15-pictured": (partial(tiny_sd.write_tiny_sd, kind="sd15"), partial(_sd, kind="sd15")),
 }

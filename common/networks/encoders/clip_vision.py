@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
@@ -176,4 +177,9 @@ NETWORK = Network(
     rename=rename,
     published=published,
     described=lambda config: {"architectures": [CLASS_NAME]},
+    traced=(
+        Block(name="layer", paths=re.compile(r"encoder\.layers\.\d+"), streams=1, depth=1),
+        Block(name="end", paths=re.compile("embeddings|pre_layrnorm|post_layernorm|visual_projection")),
+        Block(name="model", paths=re.compile("")),
+    ),
 )

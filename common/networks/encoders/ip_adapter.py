@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
@@ -213,4 +214,11 @@ NETWORK = Network(
     tables=frozenset({f"{_LATENTS}.weight"}),
     rename=rename,
     published=published,
+    traced=(
+        Block(name="projection", paths=re.compile("image_proj")),
+        Block(name="layer", paths=re.compile(r"image_proj\.layers\.\d+"), streams=1, depth=2),
+        Block(name="end", paths=re.compile(r"image_proj\.(proj_in|proj_out|norm_out)")),
+        Block(name="pair", paths=re.compile(r"ip_adapter\.\d+")),
+        Block(name="model", paths=re.compile("")),
+    ),
 )

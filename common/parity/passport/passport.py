@@ -20,6 +20,7 @@ from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.sample import LARGEST, Drawn, called
 from qwenimg.common.parity.stations import Station
 from qwenimg.common.precision import precision
+from qwenimg.common.prompts import inversion
 from qwenimg.common.prompts.check import check_not_blank
 from qwenimg.common.request import control_text
 from qwenimg.common.request.lora_text import Lora
@@ -34,6 +35,7 @@ MAX_GAIN = 128.0  # in bfloat16 the limit of a larger gain would exceed the upda
 MAX_BLOCKS = 10_000
 MAX_NAME = 200  # characters
 PREDICTIONS = ("", "eps", "v", "x0")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 _LATER = {"later": True}  # a key that is written only if it is not empty
 _COUNT = {"min": 0, "max": 2**53}
@@ -163,13 +165,15 @@ class RecordedControl:
     start: float = field(metadata=_SHARE)
     end: float = field(metadata=_SHARE)
     picture: NDArray[np.uint8]  # [H, W, 3] of the image's size, before the preprocessor
+    parts: dict[str, float] = field(default_factory=dict, metadata=_SCALE | _LATER)  # the scale in parts of the model
 
     def __post_init__(self) -> None:
         if len(self.name) > MAX_NAME or (not self.name) != (self.fingerprint == fingerprint(())):
             raise ValueError(f"a control called {clean(self.name, 30)!r}")
-        if re.fullmatch("[0-9a-f]{64}", self.fingerprint) is None:
+        if _SHA256.fullmatch(self.fingerprint) is None:
             raise ValueError(f"control {clean(self.name, 30)!r} has the fingerprint {clean(self.fingerprint, 30)!r}")
-        if self.preprocessor not in ("", *control_text.PREPROCESSORS, *control_text.KINDS):
+        known = ("", *control_text.PREPROCESSORS, *control_text.ROLES, *control_text.KINDS)
+        if self.preprocessor not in known:
             raise ValueError(f"the preprocessor {clean(self.preprocessor, 30)!r} is not one of this version")
         if self.start > self.end:
             raise ValueError(f"control {clean(self.name, 30)!r} starts at {self.start:g}, behind its end")
@@ -186,11 +190,18 @@ class RecordedImage:
     pixels: NDArray[np.uint8]
     controls: tuple[RecordedControl, ...] = field(default=(), metadata=_LATER)
     mask: NDArray[np.uint8] | None = field(default=None, metadata=_LATER)  # [H, W] of the picture that it belongs to
+    # SHA-256 of the file of each embedding that the prompts name, by its name
+    embeddings: dict[str, str] = field(default_factory=dict, metadata=_LATER)
 
     def __post_init__(self) -> None:
         latents, pixels = self.latents, self.pixels
         if len(self.controls) > control_text.MOST:
             raise ValueError(f"{len(self.controls)} controls; at most {control_text.MOST} are taken")
+        if len(self.embeddings) > inversion.MOST:
+            raise ValueError(f"{len(self.embeddings)} embeddings; at most {inversion.MOST} are read")
+        for name, mark in self.embeddings.items():
+            if not 0 < len(name) <= MAX_NAME or _SHA256.fullmatch(mark) is None:
+                raise ValueError(f"embedding {clean(name, 30)!r} has the hash {clean(mark, 30)!r}")
         if latents.ndim != 4 or not np.isfinite(latents).all():
             raise ValueError(f"latents of shape {clean(latents.shape, 40)}, expected four axes of finite numbers")
         if pixels.shape not in [(self.asked["height"], self.asked["width"], channels) for channels in (3, 4)]:
