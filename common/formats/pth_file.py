@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.text import clean
@@ -18,6 +18,7 @@ from qwenimg.common.formats.safetensors import BITS, MAX_TENSORS
 from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
 from qwenimg.common.formats.tensor_pickle import PickleFault, TensorRecord, read
 
+FORMAT: Final = "PyTorch"  # of a header
 MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of the old layout
 ZIP = b"PK\x03\x04"
 PICKLE = b"\x80\x02"
@@ -53,7 +54,7 @@ def parse(file: OpenFile) -> Header:
     except (PickleFault, struct.error) as error:
         raise bad(file.path, str(error) if isinstance(error, PickleFault) else "is a broken PyTorch file") from None
     ordered = dict(sorted(tensors.items(), key=lambda item: item[1][2:]))
-    return Header(file=file, tensors=ordered, metadata={}, format="PyTorch")
+    return Header(file=file, tensors=ordered, metadata={}, format=FORMAT)
 
 
 def _flat(value: Any) -> Iterator[tuple[str, TensorRecord]]:

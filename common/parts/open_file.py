@@ -9,6 +9,7 @@ from typing import Any
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
+from qwenimg.common.formats import pth_file
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.layout import Layouts, Naming, stored_manifest
@@ -46,7 +47,7 @@ def open_part(
     header = layouts.opened(path)
     with closed_on_error(header.file):
         naming = find(header, layouts, part, inside)
-        if naming.layout.place is not None or inside:
+        if naming.layout.place is not None or inside or header.format == pth_file.FORMAT:
             return open_named(header, layouts, naming, like, part, for_rewrite=for_rewrite)
         config = layouts.config(layouts.shapes(header, naming, like), like)
     header.file.close()

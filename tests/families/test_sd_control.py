@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.cli_runner import cli
 from support.controlled_runs import drawn, planned, with_nets
 from support.file_mutants import assert_line, damaged
@@ -155,6 +155,36 @@ def test_mutants_are_refused_in_one_line_or_read(tmp_path: Path, net: Path, mode
             assert_line(str(error), path.name)
             verdicts.add("refused")
     assert "refused" in verdicts
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
+def test_a_pytorch_file_with_diffusers_names(tmp_path: Path, folder: Path, net: Path, backend: str) -> None:
+    """It draws what the folder draws, bit for bit; a folder with such a file alone is refused, and names it."""
+    weights = load_file(net / "diffusion_pytorch_model.safetensors")
+    (tmp_path / "old").mkdir()
+    file = tmp_path / "old" / "diffusion_pytorch_model.bin"
+    torch.save(weights, file)
+    with closing(qwenimg.load(folder, backend, "fp32")) as pipe:
+        drawn = [pipe("x", control=(str(one), PICTURE, 0.8), **ASKED).latents for one in (net, file)]
+        assert np.array_equal(*drawn)
+        with pytest.raises(ModelError, match="PyTorch file alone: give that file"):
+            pipe.check("x", control=(str(tmp_path / "old"), PICTURE))
+
+
+@pytest.mark.sample(0)
+def test_controlnet_xs_is_refused(tmp_path: Path, model: Checkpoint) -> None:
+    """By its configuration in a folder, and by its tensors in a file."""
+    names = ("control_to_base_for_conv_in", "controlnet_cond_embedding.conv_in", "conv_in")
+    save_file({f"{name}.weight": torch.ones(4, 4, 1, 1) for name in names}, tmp_path / "xs.safetensors")
+    for kind in ("ControlNetXSAdapter", "UNetControlNetXSModel"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "config.json").write_text(json.dumps({"_class_name": kind}))
+        (tmp_path / kind / "diffusion_pytorch_model.safetensors").symlink_to(tmp_path / "xs.safetensors")
+    for path in ("xs.safetensors", "ControlNetXSAdapter", "UNetControlNetXSModel"):
+        with pytest.raises(ModelError, match="is a ControlNet-XS, which is not built: give a ControlNet"):
+            open_control(tmp_path / path, model)
+    assert "a ControlNet-XS of Stable Diffusion" in cli("info", str(tmp_path / "xs.safetensors")).out.decode()
 
 
 def test_links_and_folders(tmp_path: Path, net: Path, model: Checkpoint) -> None:

@@ -66,9 +66,10 @@ _REFUSED = {
     "QwenImage": "is a ControlNet of Qwen-Image, and the model is Stable Diffusion",
     "Flux": "is a ControlNet of FLUX.1, and the model is Stable Diffusion",
     "SD3": "is a ControlNet of Stable Diffusion 3, and the model is Stable Diffusion",
-    "ControlNetXS": "is a ControlNet-XS, which is not built: give a ControlNet",
+    **dict.fromkeys(("ControlNetXS", "UNetControlNetXS"), "is a ControlNet-XS, which is not built: give a ControlNet"),
     "Z": "is a ControlNet of Z-Image, and the model is Stable Diffusion",
 }
+_PICKLED = "diffusion_pytorch_model.bin"  # as older versions of diffusers write it: read as a file, not in a folder
 _TEXT = "mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight"
 _KINDS = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x", 1280: "the refiner of SDXL", 2048: "SDXL"}
 BALANCED, PROMPT, CONTROL = CONTROL_MODES
@@ -81,6 +82,8 @@ def open_control(path: Path, checkpoint: Checkpoint) -> Controller:
     if model.refiner:
         raise UsageError("--control is for Stable Diffusion models, and not for a refiner alone")
     base: UNetConfig = checkpoint["unet"].config
+    if is_file(pickled := path / _PICKLED) and not any(path.glob("*.safetensors")):
+        raise bad(path, f"has its weights in a PyTorch file alone: give that file, {clean(pickled, 120)}")
     if ip_adapter.is_at(path):
         return ip_adapter.open_adapter(path, base)
     layouts = _layouts(path)

@@ -25,8 +25,8 @@ from qwenimg.common.parts.vae_files import latent_channels
 def is_control(header: Header) -> bool:
     """Return whether a file with this header is a ControlNet, and no model that has one too."""
     layouts, model = unet_controlnet_names.LAYOUTS, f"model.diffusion_model.{unet_names.SIGN}"
-    found = layouts.find(header.tensors) is not None and model not in header.tensors
-    return header.format != "GGUF" and found and not is_union(header)
+    found = layouts.find(header.tensors) is not None and layouts.similar_model(header.tensors) is None
+    return header.format != "GGUF" and found and model not in header.tensors and not is_union(header)
 
 
 def is_union(header: Header) -> bool:

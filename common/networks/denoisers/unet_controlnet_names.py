@@ -63,6 +63,7 @@ LAYOUTS = Layouts(
         "controlnet_blocks.0.y_rms.weight": "a file of control patches for Qwen-Image",
         "pos_embed_input.proj.weight": "a ControlNet of Stable Diffusion 3",
         "control_all_x_embedder.2-1.weight": "a ControlNet of Z-Image",
+        "control_to_base_for_conv_in.weight": "a ControlNet-XS, which is not built: give a ControlNet",
     },
     rows=(
         Layout(names="its authors' names", signs=(PREFIX + _HINT,), place=_behind_prefix),
