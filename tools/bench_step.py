@@ -6,10 +6,12 @@
     python tools/bench_step.py flux z-image                       # a few layers, 256 + 40 tokens
     python tools/bench_step.py flux --device cuda --tokens 4096+512 --dtypes bf16
     python tools/bench_step.py sdxl --device cuda --tokens 16384+77 --dtypes bf16 fp16
+    python tools/bench_step.py sd15-controlnet --threads 1        # the UNet and a ControlNet, 32 x 32 latents
 
 A step here is one forward of the whole model: for one branch, with `--cfg` for two in one batch, as Stable Diffusion's
 always is. What depends on no step (keys, values or states of the text, RoPE tables, the modulation of a schedule) is
-made beforehand, once per run, as the product does; diffusers makes it in every step. Qwen-Image has `ours, all inside`
+made beforehand, once per run, as the product does; diffusers makes it in every step, the embedding of a ControlNet's
+picture too. Qwen-Image has `ours, all inside`
 too, which makes it in every step as well. `bench.py` says how arms are timed and judged.
 """
 
@@ -20,7 +22,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -37,6 +39,7 @@ from random_model import write
 import qwenimg.backends
 from qwenimg.common.base.config import parse
 from qwenimg.common.families import registry
+from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
     flux2_conditioning,
     flux2_dit,
@@ -49,6 +52,7 @@ from qwenimg.common.networks.denoisers import (
     sd3_conditioning,
     sd3_dit,
     unet,
+    unet_controlnet,
     zimage_conditioning,
     zimage_dit,
 )
@@ -74,20 +78,28 @@ Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]  # latents [1 C h w], text [B
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model with few layers. `theirs` and `ours` make a step of a model, latents, text and pooled text."""
+class Part:
+    """A network, and diffusers' class for it."""
 
-    family: str
     network: Network
     config: Any
-    oracle: str  # diffusers' class
+    oracle: str
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the oracle, where they are not the configuration's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(Part):
+    """A model with few layers. `theirs` and `ours` make a step of a model, latents, text and pooled text; with a
+    `control` they get its network after the model."""
+
+    family: str
+    control: Part | None = None
     embedding: str  # the module of the oracle that makes sinusoids
     text: int  # channels
     pooled: int = 1
-    theirs: Callable[[Any, Any, Any, Any], Step]
-    ours: Callable[[Any, Any, np.ndarray, np.ndarray, np.ndarray], tuple[Step, Callable[[Any], np.ndarray]]]
+    theirs: Callable[..., Step]
+    ours: Callable[..., tuple[Step, Callable[[Any], np.ndarray]]]
     inside: Callable[..., Step] | None = None  # as `ours`: a step that makes all anew
-    fields: Mapping[str, Any] = field(default_factory=dict)  # of the oracle, where they are not the configuration's
     patch: int = 2  # latents of a side of a token
     tokens: tuple[str, ...] = ("256+40",)
     dtypes: tuple[str, ...] = ("fp32",)
@@ -97,6 +109,10 @@ class Case:
     def channels(self) -> int:
         """Of the latents."""
         return self.config.in_channels if self.patch == 1 else 16
+
+    @property
+    def parts(self) -> list[Part]:
+        return [self, *([self.control] if self.control else [])]
 
     @property
     def kind(self) -> DenoiserKind:
@@ -315,6 +331,38 @@ def _unet_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarra
     return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
 
 
+def _picture(latents: Any) -> np.ndarray:
+    """Return the control picture of an image of these latents [1 3 H W], in 0..1."""
+    height, width = (8 * side for side in latents.shape[2:])
+    return bench.exact(np.random.default_rng(3).random((1, 3, height, width), np.float32))
+
+
+def _controlled_theirs(model: Any, net: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    x, time = latents.expand(2, -1, -1, -1), torch.tensor([SD_TIME] * 2, device=latents.device)
+    picture = torch.from_numpy(_picture(latents)).to(latents.device, latents.dtype).expand(2, -1, -1, -1)
+
+    def step() -> Any:
+        down, mid = net(x, time, text, picture, conditioning_scale=1.0, return_dict=False)
+        residuals = {"down_block_additional_residuals": down, "mid_block_additional_residual": mid}
+        return model(x, time, text, return_dict=False, **residuals)[0]
+
+    return step
+
+
+def _controlled_ours(
+    component: Any, net: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray
+) -> Any:
+    features = _sinusoids_of(np.array([SD_TIME]), component.config.time_channels)
+    condition, x = component.condition(text, None), engine.array(latents)
+    of_net = net.condition(text, (None, len(text)), engine.array(_picture(latents)))
+    scales = [1.0] * (len(net.config.skips) + 1)
+
+    def step() -> Any:
+        return component.predict(x, features, condition, [net.predict(x, features, of_net, scales)])
+
+    return step, lambda y: engine.numpy(y)
+
+
 # What peers of several models take
 
 
@@ -370,6 +418,18 @@ def cases(layers: int = 2) -> dict[str, Case]:
         )
         for name, fields in UNETS.items()
     }  # fmt: skip
+    controlnet = Part(
+        network=unet_controlnet.NETWORK, config=control.config_like(unets["sd15"].config), oracle="ControlNetModel",
+        fields=UNETS["sd15"],
+    )  # fmt: skip
+    unets["sd15-controlnet"] = replace(
+        unets["sd15"],
+        control=controlnet,
+        theirs=_controlled_theirs,
+        ours=_controlled_ours,
+        tokens=("1024+77",),
+        dtypes=("fp32",),
+    )
     return {
         "qwen": _qwen(QwenDiTConfig(num_layers=layers), tokens=("256+40", "1024+64"), dtypes=("fp32", "bf16")),
         "edit": replace(_qwen(QwenDiTConfig(num_layers=2, zero_cond_t=True), pictures=2), inside=None),  # 2511
@@ -409,9 +469,9 @@ def inputs(case: Case, image: int, text: int, branches: int = 1) -> Inputs:
     return latents, states, pooled
 
 
-def checkpoint(case: Case, folder: Path) -> Path:
-    manifest = {case.network.published(key): shape for key, shape in case.network.manifest(case.config).items()}
-    return write(folder / "diffusion_pytorch_model.safetensors", manifest)
+def checkpoint(part: Part, folder: Path) -> Path:
+    manifest = {part.network.published(key): shape for key, shape in part.network.manifest(part.config).items()}
+    return write(folder / f"{part.network.name}.safetensors", manifest)
 
 
 class ExactTimes(torch.nn.Module):
@@ -426,14 +486,14 @@ class ExactTimes(torch.nn.Module):
         return torch.from_numpy(_sinusoids_of(values.reshape(-1), self.channels)).to(times.device)
 
 
-def oracle(case: Case, file: Path, dtype: torch.dtype, device: str) -> Any:
-    """diffusers' model with the weights of `file`, and sinusoids that are made in float64."""
+def oracle(case: Case, part: Part, file: Path, dtype: torch.dtype, device: str) -> Any:
+    """diffusers' model of a part with the weights of `file`, and sinusoids that are made in float64."""
     import diffusers
 
-    kind = getattr(diffusers, case.oracle)
-    fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(case.config).items()}
+    kind = getattr(diffusers, part.oracle)
+    fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(part.config).items()}
     with torch.device("meta"):
-        model = kind(**(case.fields or {name: v for name, v in fields.items() if name in signature(kind).parameters}))
+        model = kind(**(part.fields or {name: v for name, v in fields.items() if name in signature(kind).parameters}))
     model = bench.stored(model, file, dtype, device)
     maker = model.get_submodule(case.embedding)
     if case.family == "qwen-image":
@@ -455,42 +515,51 @@ def oracle(case: Case, file: Path, dtype: torch.dtype, device: str) -> Any:
     return model
 
 
+def oracles(case: Case, files: Sequence[Path], dtype: torch.dtype, device: str) -> torch.nn.ModuleList:
+    """diffusers' models of all parts."""
+    pairs = zip(case.parts, files, strict=True)
+    return torch.nn.ModuleList([oracle(case, part, file, dtype, device) for part, file in pairs])
+
+
 def _sinusoids(t: torch.Tensor, dim: int = 256) -> torch.Tensor:
     return torch.from_numpy(timestep_features(float(t), dim)).float()[None].to(t.device)
 
 
-def oracle_arm(case: Case, model: Any, given: Inputs) -> Arm:
-    first = next(model.parameters())
-    step = case.theirs(model, *(torch.from_numpy(x).to(first.device, first.dtype) for x in given))
-    return bench.peer_arm("diffusers", model, step)
+def oracle_arm(case: Case, models: torch.nn.ModuleList, given: Inputs) -> Arm:
+    first = next(models.parameters())
+    step = case.theirs(*models, *(torch.from_numpy(x).to(first.device, first.dtype) for x in given))
+    return bench.peer_arm("diffusers", models, step)
 
 
-def our_arms(case: Case, engine: Any, plan: LoadPlan, policy: str, given: Inputs) -> list[Arm]:
+def our_arms(case: Case, engine: Any, plans: Sequence[LoadPlan], policy: str, given: Inputs) -> list[Arm]:
     """`ours`, and `ours, all inside` on the same weights where the case has it."""
     precision = bases(case.kind)[policy]
-    component = engine.open(case.network.name, case.config, plan.stored(precision), precision)
-    step, unpacked = case.ours(component, engine, *given)
+    components = [
+        engine.open(part.network.name, part.config, plan.stored(precision), precision)
+        for part, plan in zip(case.parts, plans, strict=True)
+    ]
+    step, unpacked = case.ours(*components, engine, *given)
     name = bench.our_name(engine, policy)
-    arms = [Arm(name, lambda: bench.evaluated(engine, step()), unpacked, sum(bench.parameter_bytes(component.model)))]
+    weights = sum(size for component in components for size in bench.parameter_bytes(component.model))
+    arms = [Arm(name, lambda: bench.evaluated(engine, step()), unpacked, weights)]
     if case.inside:
-        again = case.inside(component, engine, *given)
-        weights = sum(bench.parameter_bytes(component.model))
+        again = case.inside(*components, engine, *given)
+        weights = sum(size for component in components for size in bench.parameter_bytes(component.model))
         arms.append(Arm(f"{name}, all inside", lambda: bench.evaluated(engine, again()), unpacked, weights))
     return arms
 
 
-def planned(case: Case, file: Path) -> LoadPlan:
-    network = case.network
-    manifest = network.manifest(case.config)
-    return keys.plan(file, case.kind.denoiser, manifest, uses=partial(network.used, case.config), rename=network.rename)
+def planned(case: Case, part: Part, file: Path) -> LoadPlan:
+    network, uses = part.network, partial(part.network.used, part.config)
+    return keys.plan(file, case.kind.denoiser, network.manifest(part.config), uses=uses, rename=network.rename)
 
 
 def measure(name: str, case: Case, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    file, branches = checkpoint(case, folder), 2 if options.cfg else case.branches
+    files, branches = [checkpoint(part, folder) for part in case.parts], 2 if options.cfg else case.branches
     sizes = [tuple(map(int, tokens.split("+"))) for tokens in options.tokens or case.tokens]
     given = [inputs(case, *size, branches) for size in sizes]
     dtype64 = torch.float64 if name == "qwen" and options.layers <= LARGEST_FP64 else torch.float32
-    model = oracle(case, file, dtype64, options.device)
+    model = oracles(case, files, dtype64, options.device)
     references = [(arm := oracle_arm(case, model, one)).numpy(arm.step()) for one in given]
     del model, arm
     gc.collect()
@@ -498,15 +567,16 @@ def measure(name: str, case: Case, options: argparse.Namespace, folder: Path) ->
     engines = [qwenimg.backends.load(name) for name in [options.device, "mlx"][: 1 + (options.backend == "mlx")]]
     tables = []
     for dtype in options.dtypes or case.dtypes:
-        model = oracle(case, file, bench.DTYPES[dtype], options.device)
+        model = oracles(case, files, bench.DTYPES[dtype], options.device)
         for (image, text), one, reference in zip(sizes, given, references, strict=True):
-            plan = planned(case, file)
+            plans = [planned(case, part, file) for part, file in zip(case.parts, files, strict=True)]
             arms = [oracle_arm(case, model, one)]
             for engine in engines:
                 for policy in bench.POLICIES[dtype]:
-                    arms += our_arms(case, engine, plan, policy, one)
+                    arms += our_arms(case, engine, plans, policy, one)
             rows = bench.rows_of(arms, dtype, reference, options.runs)
-            plan.close()
+            for plan in plans:
+                plan.close()
             size = {"dtype": dtype, "image_tokens": image, "text_tokens": text, "branches": branches}
             tables.append({"model": name, **size, "reference": str(dtype64), "rows": rows})
             bench.show(f"{name}, {dtype}, {image} + {text} tokens x {branches}", rows)
@@ -550,7 +620,7 @@ def main() -> None:
         import mlx.core  # noqa: F401
 
     tables = []
-    both = options.cfg or options.models[0] in UNETS
+    both = options.cfg or options.models[0].startswith(tuple(UNETS))
     layers = options.layers if options.models == ["qwen"] else options.models[0]
     step = f"one forward, {'both branches of guidance in one batch' if both else 'guidance off'}"
     head = bench.header(options.runs, options.device, layers=layers, step=step)

@@ -93,11 +93,11 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> None:
     case = steps.cases()[name]
     file = steps.checkpoint(case, folder)
     given = steps.inputs(case, *map(int, options.tokens.split("+")))
-    exact = steps.oracle_arm(case, steps.oracle(case, file, torch.float32, "cpu"), given)
+    exact = steps.oracle_arm(case, steps.oracles(case, [file], torch.float32, "cpu"), given)
     reference = exact.numpy(exact.step())
     del exact
     gc.collect()
-    [ours] = steps.our_arms(case, qwenimg.backends.load("mlx"), steps.planned(case, file), "fp32", given)
+    [ours] = steps.our_arms(case, qwenimg.backends.load("mlx"), [steps.planned(case, case, file)], "fp32", given)
     rows = bench.rows_of([their_arm(name, folder, case.config, given), ours], "fp32", reference, options.runs)
     bench.show(f"{name}, fp32, {options.tokens} tokens", rows)
 

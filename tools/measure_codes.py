@@ -185,10 +185,10 @@ def step() -> list[list[str]]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         path = bench_step.checkpoint(case, Path(folder))
         for policy in ("", "8", "6", "4"):
-            plan = bench_step.planned(case, path)
+            plan = bench_step.planned(case, case, path)
             if policy:
                 plan = quantize.quantized(plan, quantize.parse(policy)["transformer"], blocks)
-            arms.append(replace(bench_step.our_arms(case, engine, plan, "fp32", given)[0], name=policy))
+            arms.append(replace(bench_step.our_arms(case, engine, [plan], "fp32", given)[0], name=policy))
             arms[-1].step()
         seconds = bench.alternate(arms, ROUNDS - 2)
     print(seconds, flush=True)

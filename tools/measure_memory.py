@@ -164,6 +164,11 @@ STARTS = {
 }  # fmt: skip
 
 
+# Models whose control network is loaded before the denoiser and called in the steps alone: its own stage measures its
+# weights, and that of the denoiser its calls
+CALLED_IN_STEPS = ("sd15-controlnet", "sdxl-union", "z-image-control")
+
+
 def starts(model: str) -> dict[str, str]:
     """Return the stage that each message begins; only Qwen-Image has one for its modulation."""
     return STARTS | (
@@ -281,6 +286,8 @@ def compared(path: Path, run: Run) -> dict[str, Any]:
     peak = max(found["stages"].values())
     print(f"{run.name}: predicted {plan['peak_bytes']:,}, measured {peak:,}, ratio {plan['peak_bytes'] / peak:.2f}")
     stages = {s["name"]: [s["weights_bytes"], s["activation_bytes"]] for s in plan["stages"]}
+    if run.model in CALLED_IN_STEPS:
+        stages["control"][1] = 0
     for name, (weights, activations) in stages.items():
         sizes = " + ".join(f"{count / 1e6:.0f}" for count in (weights, activations))
         print(f"  {name}: planned {sizes} MB, measured {found['stages'][name] / 1e6:.0f}", flush=True)

@@ -13,6 +13,7 @@ import pytest
 from support import frameworks  # noqa: F401
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import unet
 
 HEADS = {"num_attention_heads": 2, "joint_attention_dim": 128}
@@ -26,6 +27,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "flux2": HEADS,
     "sd3": HEADS | {"caption_projection_dim": 128},
     "sd15": {"block_out_channels": [64] * 4, "cross_attention_dim": 64},
+    "sd15-controlnet": {"block_out_channels": [64] * 4, "cross_attention_dim": 64},
     "sdxl": {
         "block_out_channels": [64] * 3,
         "cross_attention_dim": 64,
@@ -40,7 +42,9 @@ def narrow(name: str) -> bench_step.Case:
     if not case.fields:
         return replace(case, config=replace(case.config, **change), text=128)
     fields = dict(case.fields) | change
-    return replace(case, fields=fields, config=parse(unet.UNetConfig, unet.unet_fields(fields), source=name), text=64)
+    config: unet.UNetConfig = parse(unet.UNetConfig, unet.unet_fields(fields), source=name)
+    net = case.control and replace(case.control, fields=fields, config=control.config_like(config))
+    return replace(case, fields=fields, config=config, control=net, text=64)
 
 
 @pytest.mark.parametrize("name", bench_step.cases())
