@@ -111,13 +111,15 @@ def _check_enlarged(options: Options) -> None:
 def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
     """Generate all images of a run, and return the exit code. As many errors as possible are raised before a model is
     opened."""
-    from qwenimg.common.hub import resolve
+    from qwenimg.common.hub import missing, resolve
     from qwenimg.common.hub.job_upscalers import JobUpscalers
+    from qwenimg.common.hub.model_folders import read_folders
 
     jobs, failed = _jobs(wanted, report)
     _check_files(wanted, jobs)
     inputs, output = _inputs(wanted, jobs, report)
     opening, keep_going = wanted.opening, wanted.keep_going
+    missing.check(opening, wanted.options, wanted.folders or read_folders(()))
     advice = None if opening.parts else resolve.advice(opening.model, partial(_real_model, opening.backend))
     if advice is not None:
         jobs = passing_jobs(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from qwenimg.common.memory.memory_plan import MemoryPlan
     from qwenimg.common.pipeline.fit_options import OptionChange
     from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
+    from qwenimg.common.request.lora_text import Lora
     from qwenimg.common.request.request import Request
     from qwenimg.common.runtime.paper import OnPaper
 
@@ -78,6 +80,7 @@ class _Plan:
     converted: _Row | None  # converted to 8 bits and streamed, if 8 bits do not fit otherwise
     others: Sequence[FitForecast]  # models that fit while this one does not, or are faster
     sentence: str  # the message if nothing fits
+    left_out: Sequence[Lora] = ()  # LoRAs that are not here
 
     @property
     def rows(self) -> list[_Row]:
@@ -117,10 +120,13 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     """
     from qwenimg.cli import config, environment
     from qwenimg.common.families.load_options import load_options_of
+    from qwenimg.common.hub import missing
     from qwenimg.common.hub.open_model import plan_pipeline
     from qwenimg.common.hub.part_files import located
+    from qwenimg.common.jobs import image_options
     from qwenimg.common.precision import machines
     from qwenimg.common.request import lora_text
+    from qwenimg.common.request.loras import in_cache
 
     if on is not None and on.strip().lower() == machines.LIST:
         return _put(machines.lines())
@@ -129,18 +135,21 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     environment.check(ctx, given)
     keep_policy = given["preset"] is None and given["precision"] is None
     folders, opening = located(load_options_of(places.pop_opening(given) | ({} if what is None else {"model": what})))
-    given["lora"] = folders.loras(lora_text.parse(given["lora"]))
+    loras = folders.loras(lora_text.parse(given["lora"]))
+    left_out = [one for one in loras if not in_cache(one.source) and missing.missing(one.source) is not None]
+    given["lora"] = tuple(one for one in loras if one not in left_out)
     if given["replay"] is not None:
         opening = _recorded(opening, given["replay"], folders, keep_policy=keep_policy)
     engine = _engine(opening, memory, on, given["devices"])
     if not (opening.model or opening.parts or opening.refiner or given["replay"]):
         return _put_all(engine, every, as_json=given["json"])
+    missing.check(opening, image_options.parse(given), folders, planned=True)
     pipe, here = plan_pipeline(opening, engine)
     given["cache_prompts"] = opening.cache_prompts
     with closing(pipe):
         if given["preview"] or opening.preview_with is not None:
             pipe.plan_preview()
-        planned = _planned(pipe, here, engine, given, folders)
+        planned = replace(_planned(pipe, here, engine, given, folders), left_out=left_out)
         return _put([json.dumps(_as_json(planned))] if given["json"] else _lines(planned, engine))
 
 
@@ -221,18 +230,20 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any],
     request, counted = _request(pipe, given)
     pipe.model.adapt(pipe.loras.deltas(*pipe.controls.loras(request)))  # unmerged LoRAs take memory
     pipe.controls.give(pipe.model, request)
-    counted = counted and here  # without its files there is no tokenizer
+    has_tokenizer = here and not _missing(pipe)
+    counted = counted and has_tokenizer
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
     memory = plan_memory(pipe.model, request, counted)
     if given["upscale"] is not None or given["upscale_with"] is not None:
         _add_upscaling(memory, pipe, request, given, folders)
     search = FitOptions(pipe.model, request, memory.budget, counted=counted)
-    now = _row(pipe.model, request, "as it is", memory, memory.fits(memory.budget))
-    ways = [(way, _row(way.model, request, way.text, way.needs, way.fits)) for way in search.all_changes()]
-    few = _few(pipe, given, counted)
+    row = partial(_row, counts=has_tokenizer and not counted)
+    now = row(pipe.model, request, "as it is", memory, memory.fits(memory.budget))
+    ways = [(way, row(way.model, request, way.text, way.needs, way.fits)) for way in search.all_changes()]
+    few = _few(pipe, given, row, counted=counted)
     in_eight = any(row.fits and way.options in ("", "-q 8") for way, row in ways)
-    converted = None if now.fits or in_eight else _converted(pipe, request, counted)
+    converted = None if now.fits or in_eight else _converted(pipe, request, row, counted=counted)
     every = [now, *(row for _, row in ways), *few.values()]
     fits = [row for row in every if row.fits]
     fast = any((row.times.picture or 0) < LONG for row in fits)
@@ -247,6 +258,13 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any],
         others=[] if fast else _others(pipe, engine, fits),
         sentence="" if fits else search.message(),
     )
+
+
+def _missing(pipe: Pipeline) -> list[str]:
+    """Return a line for each small file that a run needs and that is not here."""
+    from qwenimg.common.runtime.checkpoint import MISSING
+
+    return [text for kind, text in pipe.model.checkpoint.reports if kind == MISSING]
 
 
 def _add_upscaling(
@@ -270,33 +288,45 @@ def _add_upscaling(
 
 
 def _row(
-    model: DiffusionModel, request: Request, title: str, memory: MemoryPlan, fits: bool, lora_bytes: int = 0
+    model: DiffusionModel,
+    request: Request,
+    title: str,
+    memory: MemoryPlan,
+    fits: bool,
+    lora_bytes: int = 0,
+    *,
+    counts: bool,
 ) -> _Row:
+    """Return a row. counts: the plan `memory` is of the longest prompt, and its operations become those of the
+    request's, whose tokens can be counted: for a small picture the longest prompt is most of the work."""
     from qwenimg.common.hub.forecast import times
     from qwenimg.common.pipeline import second_pass
+    from qwenimg.common.pipeline.fit_options import plan_memory
 
+    if counts:
+        memory.steps = plan_memory(model, request, counted=True).steps
     steps, seconds = second_pass.steps(model, request), times(model, request, memory)
     return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, lora_bytes=lora_bytes)
 
 
-def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
+def _few(pipe: Pipeline, given: dict[str, Any], row: Callable[..., _Row], *, counted: bool) -> dict[str, _Row]:
     """Return a row for each published few-step LoRA of the model, in the most bits that fit; none if the options set
     the number of steps."""
     from qwenimg.common.hub.forecast import FEW, fitting
 
     chosen = any(given[name] for name in ("few_steps", "steps", "sampler", "lora", "replay"))
-    row = pipe.model.few_steps.get(FEW)
+    recipe = pipe.model.few_steps.get(FEW)
     rows = dict[str, _Row]()
-    for count in () if chosen or row is None else row.steps:
+    for count in () if chosen or recipe is None else recipe.steps:
         request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
         best = fitting(pipe, request, counted=counted, few=True)
         shown = " ".join(filter(None, (f"--few-steps {FEW}:{count}", best.options)))
         lora_bytes = best.peak - best.needs.largest.peak
-        rows[shown] = _row(best.model, request, f"with {shown}", best.needs, best.fits, lora_bytes)
+        rows[shown] = row(best.model, request, f"with {shown}", best.needs, best.fits, lora_bytes)
     return rows
 
 
-def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
+def _converted(pipe: Pipeline, request: Request, row: Callable[..., _Row], *, counted: bool) -> _Row | None:
     """Return the row for the model after `qwenimg convert -q 8`, streamed (weights that are quantized while loading
     cannot be streamed). None if the options choose bits or a memory limit."""
     from qwenimg.common.pipeline.fit_options import MEGABYTE, amount_text, plan_memory
@@ -308,7 +338,7 @@ def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
     model = pipe.model.variant(Change(quantize="8", converted=True, max_memory=limit))
     memory = plan_memory(model, request, counted)
     title = f"converted by -q 8, --max-memory {amount_text(limit)}"
-    return _row(model, request, title, memory, memory.fits(memory.budget))
+    return row(model, request, title, memory, memory.fits(memory.budget))
 
 
 def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[FitForecast]:
@@ -358,6 +388,7 @@ def _as_json(planned: _Plan) -> dict[str, object]:
     return {
         "model": pipe.model_name,
         "here": planned.here,
+        "missing": [*_missing(pipe), *(one.source for one in planned.left_out)],
         "backend": pipe.backend,
         "device": pipe.device,
         "precision": pipe.precision.name,
@@ -377,7 +408,7 @@ def _as_json(planned: _Plan) -> dict[str, object]:
 
 def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
     from qwenimg.common.base.amounts import counted, size_text
-    from qwenimg.common.base.text import aligned
+    from qwenimg.common.base.text import aligned, clean
 
     pipe, request, now = planned.pipe, planned.request, planned.now
     size = f"{request.width}x{request.height}"
@@ -388,6 +419,11 @@ def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
         lines.append(shared)
     if not planned.here:
         lines.append(f"{pipe.model_name} is not here: planned from its published configuration, for the longest prompt")
+    lines += [f"before it draws: {text}" for text in _missing(pipe)]
+    if planned.left_out:
+        loras = ", ".join(clean(one.source, 80) for one in planned.left_out)
+        pulls = "; ".join(f"qwenimg pull {clean(one.source, 80)}" for one in planned.left_out)
+        lines.append(f"planned without LoRAs that are not here, {loras}: {pulls}")
     stages: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
     for stage in now.needs.stages:
         stages.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))

@@ -161,6 +161,7 @@ class LoadOptions:
     ))  # fmt: skip
 
     for_rewrite: bool = False  # plan every stored tensor, to write the model again and not to draw
+    for_plan: bool = False  # plan images and draw none: a missing tokenizer is a report
     refined_tokenizer: Path | None = None  # for a refiner without a tokenizer: that of the model that it refines
 
     def __post_init__(self) -> None:

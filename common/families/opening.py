@@ -22,7 +22,7 @@ from qwenimg.common.parts.components import find_config, is_bare, open_component
 from qwenimg.common.parts.open_file import check_whole, open_part
 from qwenimg.common.parts.texts import towers
 from qwenimg.common.parts.vae_files import open_tiny
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
+from qwenimg.common.runtime.checkpoint import MISSING, Checkpoint, Component, Reports, TokenizerFiles
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.part_names import VAES
 from qwenimg.common.weights.plan import closed_on_failure
@@ -110,6 +110,25 @@ def _levels(source: Source) -> Any:
     return flow_match.read_config(read_json(path), path)
 
 
+def found_tokenizers(
+    options: LoadOptions, components: Mapping[str, Component], find: Callable[[], Mapping[str, TokenizerFiles]]
+) -> tuple[Mapping[str, TokenizerFiles], Reports]:
+    """Return the tokenizers of the text encoders among `components`, which `find` finds. For a plan, which reads none,
+    return stand-ins and a report of the kind MISSING where one is not here. Raises ModelError, and UsageError."""
+    try:
+        return find(), ()
+    except ModelError as error:
+        if not options.for_plan or options.tokenizer is not None:
+            raise
+        reason = str(error)
+
+    def read(path: Path) -> Any:
+        raise ModelError(reason)
+
+    absent = TokenizerFiles(path=Path(), read=read)
+    return {name: absent for name, part in components.items() if part.role == "text"}, ((MISSING, reason),)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """The rows from which the models of a family are opened. Functions raise ModelError and UsageError."""
@@ -143,11 +162,15 @@ class Opening:
         with closed_on_failure() as keep:
             for part in components.values():
                 keep(part.plan)
+            tokenizers, reports = found_tokenizers(
+                source.options, components, lambda: self.tokenizers(source, components)
+            )
             checkpoint = Checkpoint(
                 source=path,
                 components=components,
-                tokenizers=self.tokenizers(source, components),
+                tokenizers=tokenizers,
                 scheduler=self.levels(source),
+                reports=reports,
             )
             return self.complete(source, checkpoint)
 

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Source
 from qwenimg.common.networks.encoders import t5
 from qwenimg.common.parts.components import open_tokenizer
-from qwenimg.common.parts.downloads import Download
+from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, Download
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
@@ -42,18 +43,30 @@ def of_clip_and_t5(
     if has_own and chosen is not None:
         raise UsageError(f"--tokenizer is for a model that has none; {clean(path, 80)} has its own")
     near = path if source.in_one_file else source.given.get("transformer", path)  # beside its files
-    found = {}
+    found, absent = {}, dict[Download, ModelError]()
     for name, part in components.items():
-        load: Callable[[Path], Any] = t5_tokenizer.load if part.network == t5.NETWORK.name else clip_tokenizer.load
         if part.role != "text":
             continue
-        if has_own:
-            folder = path / name.replace("text_encoder", "tokenizer")
-        elif part.network == t5.NETWORK.name:
-            folder = find_t5_tokenizer(near, part.config.vocab_size, chosen)
-        else:
-            also = source.options.refined_tokenizer
-            folder = find_clip_tokenizer(near, part.config.vocab_size, chosen, also)
-            load = partial(clip_tokenizer.load, pad=pads[name])
+        is_t5, size = part.network == t5.NETWORK.name, part.config.vocab_size
+        load: Callable[[Path], Any] = t5_tokenizer.load if is_t5 else clip_tokenizer.load
+        try:
+            if has_own:
+                folder = path / name.replace("text_encoder", "tokenizer")
+            elif is_t5:
+                folder = find_t5_tokenizer(near, size, chosen)
+            else:
+                folder = find_clip_tokenizer(near, size, chosen, source.options.refined_tokenizer)
+                load = partial(clip_tokenizer.load, pad=pads[name])
+        except ModelError as error:
+            absent[T5_TOKENIZER if is_t5 else CLIP_TOKENIZER] = error
+            continue
         found[name] = open_tokenizer(folder, load, part.config)
+    if len(absent) > 1 and chosen is None:
+        ways = " and ".join(f"qwenimg pull {one.name} ({size_text(one.bytes)})" for one in absent)
+        raise ModelError(
+            f"{clean(near.name, 60)}: needs the vocabularies of CLIP and of T5, which files of weights do not hold, "
+            f"and neither is on this machine: {ways}, or --tokenizer FOLDER"
+        )
+    if absent:
+        raise next(iter(absent.values()))
     return found

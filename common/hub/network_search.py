@@ -105,6 +105,8 @@ def find_control(
     if (known is None or known.is_ip_adapter) and (place := folders.locate(name, "control")) != name:
         return Path(place)
     shown = clean(name, 80)
+    if known is None and name.startswith((".", "~", os.sep)):
+        raise ModelError(f"--control {shown}: no such file or folder")
     if known is None and "/" not in name:
         raise ModelError(f"--control {shown}: no such file or folder; {_meant(lower, fitting())}")
     size = f" ({size_text(known.bytes)}, {known.license})" if known else ""

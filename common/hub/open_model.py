@@ -67,7 +67,7 @@ def open_files(options: LoadOptions, *, planned: bool = False, published: bool =
 
     planned: read only headers and configurations, and take a known model that is not here as it is published.
     published: take a known model so although it is here."""
-    options = completed(options)
+    options = replace(completed(options), for_plan=planned)
     model = _open(options, planned=planned, published=published)
     with closed_on_error(model):
         if not planned:

@@ -85,7 +85,9 @@ class TokenizerFiles:
 
 
 Reports: TypeAlias = tuple[tuple[str, str], ...]
-"""Messages: the kind of each (`stage`, `notice` or `warning`), and its line."""
+"""Messages: the kind of each (`stage`, `notice`, `warning` or MISSING), and its line."""
+MISSING = "missing"
+"""The kind of a message on a small file that a run needs and a plan does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.cli_runner import cli
 
 import qwenimg
 from qwenimg import backends
@@ -16,6 +17,9 @@ from qwenimg.backends.paper import for_hints, on_paper
 from qwenimg.common.memory import own_cache
 from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.rates import Rates
+
+RED = ("-p", "a red circle")
+NEAR = 1.2  # by the same rates; the prompts differ by some words
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +146,17 @@ def test_a_small_network_is_estimated_by_small_layers(backend: str, precision: s
     print(f"said {said:.2f} s, took {took:.2f} s of processor time")
     off = 3.5 if backend == "cpu" else 7  # the tests give MLX a faster BLAS, which leaves the other operations
     assert took / off < said < took * off
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_plan_has_the_time_of_the_run(backend: str) -> None:
+    """Without a prompt as with one: it was 4 times too long, that of the longest prompt. Its memory is of that."""
+    with qwenimg.load("shapes", backend) as pipe:
+        said = pipe.estimate("a red circle")
+    found = [json.loads(cli("plan", "shapes", "--backend", backend, "--json", *more).out) for more in ((), RED)]
+    ratios = [plan["picture_seconds"] / said.seconds for plan in found]
+    print(f"{backend}: the run {said.seconds:.2f} s, plans {', '.join(f'{ratio:.2f}' for ratio in ratios)} of it")
+    assert all(1 / NEAR < ratio < NEAR for ratio in ratios)
+    assert found[0]["peak_bytes"] >= found[1]["peak_bytes"] == said.memory
+    [eight] = [way for way in found[0]["ways"] if way["options"] == "-q 8"]
+    assert 1 / NEAR < eight["picture_seconds"] / said.seconds < NEAR

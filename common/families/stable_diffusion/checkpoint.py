@@ -14,7 +14,7 @@ from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.load_options import LoadOptions, Prediction
-from qwenimg.common.families.opening import lacks
+from qwenimg.common.families.opening import found_tokenizers, lacks
 from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, may_be_given, stand_ins
@@ -38,7 +38,7 @@ from qwenimg.common.parts.texts.clip_files import open_text
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component, Reports
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component, Reports, TokenizerFiles
 from qwenimg.common.sampling.discrete import DiffusionConfig, parse_diffusion
 from qwenimg.common.weights.plan import closed_on_failure
 
@@ -151,11 +151,17 @@ def open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
             zeros_for_empty=zeros_for_empty(index),
         )
         checkpoint = with_parts(checkpoint, options, sdxl=sdxl, faults=faults)
-        tokenizers = {
-            name: open_tokenizer(folder / name.replace("text_encoder", "tokenizer"), clip_tokenizer.load, text.config)
-            for name, text in checkpoint.texts.items()
-        }
-        return replace(checkpoint, tokenizers=tokenizers)
+        tokenizers, reports = found_tokenizers(options, checkpoint.texts, lambda: _of_folder(checkpoint))
+        return replace(checkpoint, tokenizers=tokenizers, reports=(*checkpoint.reports, *reports))
+
+
+def _of_folder(checkpoint: Checkpoint) -> dict[str, TokenizerFiles]:
+    """Return the tokenizers of a model in a folder. Raises ModelError."""
+    folder = checkpoint.source
+    return {
+        name: open_tokenizer(folder / name.replace("text_encoder", "tokenizer"), clip_tokenizer.load, text.config)
+        for name, text in checkpoint.texts.items()
+    }
 
 
 def zeros_for_empty(index: Mapping[str, object]) -> bool:
@@ -214,14 +220,21 @@ def open_file(path: Path, options: LoadOptions) -> Checkpoint:
         )
         checkpoint = with_parts(checkpoint, options, sdxl=detected.kind in ("sdxl", "sdxl-refiner"))
         stack.callback(checkpoint.close)
-        size = max(text.config.vocab_size for text in checkpoint.texts.values())
-        tokenizer = find_clip_tokenizer(path, size, options.tokenizer, options.refined_tokenizer)
-        tokenizers = {
-            name: open_tokenizer(tokenizer, partial(clip_tokenizer.load, pad=detected.pads[name]), text.config)
-            for name, text in checkpoint.texts.items()
-        }
+        tokenizers, reports = found_tokenizers(
+            options, checkpoint.texts, lambda: _of_file(checkpoint, options, detected.pads)
+        )
         stack.pop_all()
-        return replace(checkpoint, tokenizers=tokenizers)
+        return replace(checkpoint, tokenizers=tokenizers, reports=(*checkpoint.reports, *reports))
+
+
+def _of_file(checkpoint: Checkpoint, options: LoadOptions, pads: Mapping[str, str]) -> dict[str, TokenizerFiles]:
+    """Return the tokenizers of a model in one file. Raises ModelError."""
+    size = max(text.config.vocab_size for text in checkpoint.texts.values())
+    tokenizer = find_clip_tokenizer(checkpoint.source, size, options.tokenizer, options.refined_tokenizer)
+    return {
+        name: open_tokenizer(tokenizer, partial(clip_tokenizer.load, pad=pads[name]), text.config)
+        for name, text in checkpoint.texts.items()
+    }
 
 
 def with_parts(
