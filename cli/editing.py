@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from qwenimg.common.base.errors import NotHere, UsageError
+from qwenimg.common.base.arguments import home
+from qwenimg.common.base.errors import ModelError, NotHere, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.load_options import LOAD_OPTIONS
 
@@ -49,7 +51,7 @@ def as_run(args: Sequence[str], first: First, values: Callable[[Sequence[str]], 
         raise UsageError(f"{word}: no text; say what to change: {USAGE[word]}")
     ours = [part for option, group in (("-i", pictures), ("--mask", masks), ("-p", texts)) for one in group
             for part in (option, one)]  # fmt: skip
-    missing = not all(map(os.path.lexists, (*pictures, *masks)))  # then the run says so, whatever the model
+    missing = not all(map(_is_readable, (*pictures, *masks)))  # then the run says so, whatever the model
     return [*([] if missing else _model(word, given)), *ours, *rest]
 
 
@@ -69,6 +71,15 @@ def _is_picture(word: str) -> bool:
         return False
     spaced = any(letter.isspace() for letter in word)
     return os.path.lexists(word) or (word.lower().endswith(PICTURES) and not spaced)
+
+
+def _is_readable(picture: str) -> bool:
+    from qwenimg.common.pictures.input import read_size
+
+    try:
+        return os.path.lexists(picture) and read_size(Path(home(picture))) is not None
+    except (ModelError, OSError):
+        return False
 
 
 def _model(word: str, given: Mapping[str, Any]) -> list[str]:

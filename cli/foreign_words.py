@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 
 from qwenimg.common.base.errors import not_built
@@ -112,7 +113,13 @@ OPTIONS = by_name({
     "--preview shows the picture while it is drawn":
         "--stepwise-image-output-dir --preview-dir --preview-method --preview-path",
 })  # fmt: skip
+# Of `qwenimg upscale`, which takes a factor
+SIZES = ("--width", "--height", "--size", "--scale", "--factor", "--times", "--dpi", "--max-size", "-W", "-H", "--res")
 BACKENDS = by_name({"mlx": "metal mps apple", "auto": "gpu", "cuda": "nvidia torch rocm"})
+# An address, also as the network of a control or after one
+ADDRESS = re.compile(r"(?:[^\s=]{1,80}=)?https?://(?P<host>[^/\s]+)/?(?P<rest>[^\s=?#:;]*)")
+HUBS = ("huggingface.co", "hf.co", "www.huggingface.co")
+REPO_PAGE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/?(?:(?:resolve|blob|tree)/[^/]+/?(?P<file>\S+)?)?", re.ASCII)
 SIMILAR_OPTION = 0.78  # difflib's similarity of an option with a known one, from which on that is suggested
 
 
@@ -122,10 +129,23 @@ def unknown_option(option: str, known: Iterable[str], help: str = "--help-all") 
         return f"{option} is no option here: {advice}"
     if (missing := not_built(option)) is not None:
         return f"{option} is no option here: {missing}"
+    if option in SIZES and "--by" in (known := [*known]):
+        return f"{option} is no option here: give --by, how many times as wide and high, as --by 2"
     near = difflib.get_close_matches(option, list(known), n=2, cutoff=SIMILAR_OPTION)
     if near:
         return f"{option} is no option here; did you mean {' or '.join(near)}?"
     return f"{option} is no option here; qwenimg {help} lists all"
+
+
+def address_advice(text: str) -> str | None:
+    """Return what to do in place of an address, which no option opens; None for another text."""
+    if (match := ADDRESS.match(text)) is None or any(letter.isspace() for letter in text):  # a prompt has blanks
+        return None
+    name = REPO_PAGE.fullmatch(match["rest"]) if match["host"] in HUBS else None
+    if name is None:
+        return "no address is opened: download the file and give its path; `qwenimg info FILE` says what uses it"
+    file = f"/{name['file']}" if name["file"] else ""
+    return f"no address is opened: `qwenimg pull {name['repo']}{file}` gets it, and then that is its name"
 
 
 def similar_backend(name: str) -> str:
@@ -167,7 +187,7 @@ COMMANDS = by_name({
 })  # fmt: skip
 # Features that are options or a part of another command here.
 FEATURES = by_name({
-    "give `qwenimg serve`, which has a page for the browser": "gui web webui ui app page start gradio",
+    "give `qwenimg serve`, which has a page for the browser": "gui web webui ui app page start open gradio",
     "give `qwenimg grid PROMPT --x steps=4,8,20 --y guidance=1,4`": "compare xyz xyz-plot xy-plot xy-grid matrix",
     "the page of `qwenimg serve` has the queue and the pictures drawn before": "queue gallery cancel",
     "give -N 4 for other seeds, or --variation SEED:0.2 for pictures alike": "variations variation seeds subseed",
@@ -198,6 +218,8 @@ FEATURES = by_name({
     "give --hires 2 with a prompt": "hires hiresfix",
     "write __NAME__ or {a|b} in the prompt, and give the files' folder with --wildcards": "wildcards",
     "models are in the Hugging Face cache; `qwenimg models --json` names its folder": "cache",
+    "`qwenimg models` has the bytes of each model that is here, and `qwenimg rm NAME` deletes one":
+        "disk diskspace disk-space storage du cleanup",
     "defaults are in config.toml, with a line `option = value` for each; see docs/cli.md": "config settings",
     "models with a gate take a token: set HF_TOKEN in the environment, then `qwenimg pull NAME`": "login",
     "`qwenimg pull NAME` downloads a model, and completes one that is here in part": "update upgrade",
@@ -237,6 +259,8 @@ def advice(word: str) -> str | None:
         return f"{word} is a command of another program; here: {does}"
     if (text := FEATURES.get(word)) is not None:
         return f"{word} is no command: {text}"
+    if (text := address_advice(word)) is not None:
+        return text
     ending = next((one for one in FILE_ENDINGS if word.lower().endswith(one)), None)
     if ending is not None and not any(letter.isspace() for letter in word):
         return f"that is a file and no prompt: {FILE_ENDINGS[ending]}"

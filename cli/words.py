@@ -83,6 +83,9 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
             name = max(param.opts, key=len) if isinstance(param, click.Option) else param.make_metavar(ctx)
             what = "is empty" if "" in texts else "has a null byte"
             raise UsageError(f"{name}: the value {what}; give another, or leave it out")
+        address = next((one for one in texts if foreign_words.address_advice(one)), None)
+        if param.name not in FREE and address is not None:
+            raise UsageError(f"{clean(address, 100)}: {foreign_words.address_advice(address)}")
 
 
 def _check_word(word: str) -> None:

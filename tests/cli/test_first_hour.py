@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from support.cli_runner import Library, cli
@@ -111,3 +112,38 @@ def test_make_demo_ends_with_what_to_run_next() -> None:
 def test_make_test_says_that_it_installs_and_how_long() -> None:
     shown = said("test")
     assert shown.index("Installing torch, MLX") < shown.index("pip install") and "minutes" in shown
+
+
+@pytest.mark.parametrize(("args", "does"), [
+    (("x", "-m", "https://huggingface.co/Qwen/Qwen-Image"), "`qwenimg pull Qwen/Qwen-Image` gets it"),
+    (("pull", "https://hf.co/a/b/resolve/main/c/d.safetensors?download=true"), "`qwenimg pull a/b/c/d.safetensors`"),
+    (("x", "--lora", "https://civitai.com/models/123:0.8"), "download the file and give its path"),
+    (("x", "-i", "https://example.org/a.png"), "download the file"),
+    (("edit", "https://example.org/a.png", "night"), "download the file"),
+    (("x", "--control=depth=https://example.org/a.png"), "download the file"),
+    (("x", "--vae", "http://example.org/vae.safetensors"), "download the file"),
+    (("upscale", "https://example.org/a.png"), "download the file"),
+    (("https://example.org/a.png",), "download the file"),
+    (("x", "-m", "https://huggingface.co/" + "a" * 200_000), "download the file"),
+    (("x", "-m", "https://huggingface.co/\u202e/\x1b[2J"), "download the file"),
+])  # fmt: skip
+def test_an_address_is_answered_with_what_gets_the_file(library: Library, args: tuple[str, ...], does: str) -> None:
+    cli(*args).refused(2, "no address is opened", does)
+    assert not library.calls
+
+
+def test_an_address_in_a_prompt_is_drawn(library: Library) -> None:
+    assert cli("https://example.org in neon letters").code == 0 == cli("-p", "https://example.org").code
+
+
+@pytest.mark.parametrize(("args", "does"), [
+    (("open",), "qwenimg serve"), (("disk-space",), "qwenimg rm NAME"),
+    (("upscale", "a.png", "--width", "4000"), "give --by"),
+])  # fmt: skip
+def test_more_words_that_people_type(library: Library, args: tuple[str, ...], does: str) -> None:
+    cli(*args).refused(2, does)
+
+
+def test_a_picture_of_a_telephone_is_refused_before_a_model_is_named(library: Library) -> None:
+    Path("IMG_0042.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(24))
+    cli("edit", "IMG_0042.heic", "make it night").refused(5, "export it as JPEG")
