@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Iterable
 
+from qwenimg.common.base.addresses import address_advice
 from qwenimg.common.base.errors import not_built
 from qwenimg.common.base.text import by_name
 
@@ -85,7 +85,8 @@ OPTIONS = by_name({
         "--upscaler --upscale-by --upscale-model --esrgan --enlarge",
     'give the picture as -i PICTURE, or: qwenimg edit PICTURE "TEXT"': "--edit",
     'give -i PICTURE --mask MASK, or: qwenimg inpaint PICTURE MASK "TEXT"': "--inpaint",
-    "that is for the server: qwenimg serve": "--listen --port --host",
+    "that is for the server: qwenimg serve --port 7860, for other machines --host 0.0.0.0 --token-file FILE":
+        "--listen --port --host",
     "that is a command: qwenimg grid PROMPT --x steps=4,8,20":
         "--grid --compare --xyz --xyz-plot --xy-plot --xy-grid --x-axis --y-axis",
     "give --sampler; qwenimg samplers lists them": "--sampling-method",
@@ -116,10 +117,6 @@ OPTIONS = by_name({
 # Of `qwenimg upscale`, which takes a factor
 SIZES = ("--width", "--height", "--size", "--scale", "--factor", "--times", "--dpi", "--max-size", "-W", "-H", "--res")
 BACKENDS = by_name({"mlx": "metal mps apple", "auto": "gpu", "cuda": "nvidia torch rocm"})
-# An address, also as the network of a control or after one
-ADDRESS = re.compile(r"(?:[^\s=]{1,80}=)?https?://(?P<host>[^/\s]+)/?(?P<rest>[^\s=?#:;]*)")
-HUBS = ("huggingface.co", "hf.co", "www.huggingface.co")
-REPO_PAGE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/?(?:(?:resolve|blob|tree)/[^/]+/?(?P<file>\S+)?)?", re.ASCII)
 SIMILAR_OPTION = 0.78  # difflib's similarity of an option with a known one, from which on that is suggested
 
 
@@ -135,17 +132,6 @@ def unknown_option(option: str, known: Iterable[str], help: str = "--help-all") 
     if near:
         return f"{option} is no option here; did you mean {' or '.join(near)}?"
     return f"{option} is no option here; qwenimg {help} lists all"
-
-
-def address_advice(text: str) -> str | None:
-    """Return what to do in place of an address, which no option opens; None for another text."""
-    if (match := ADDRESS.match(text)) is None or any(letter.isspace() for letter in text):  # a prompt has blanks
-        return None
-    name = REPO_PAGE.fullmatch(match["rest"]) if match["host"] in HUBS else None
-    if name is None:
-        return "no address is opened: download the file and give its path; `qwenimg info FILE` says what uses it"
-    file = f"/{name['file']}" if name["file"] else ""
-    return f"no address is opened: `qwenimg pull {name['repo']}{file}` gets it, and then that is its name"
 
 
 def similar_backend(name: str) -> str:

@@ -15,6 +15,7 @@ import click
 from qwenimg.cli import editing, foreign_words
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
+from qwenimg.common.base.addresses import address_advice
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
@@ -83,9 +84,9 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
             name = max(param.opts, key=len) if isinstance(param, click.Option) else param.make_metavar(ctx)
             what = "is empty" if "" in texts else "has a null byte"
             raise UsageError(f"{name}: the value {what}; give another, or leave it out")
-        address = next((one for one in texts if foreign_words.address_advice(one)), None)
+        address = next((one for one in texts if address_advice(one)), None)
         if param.name not in FREE and address is not None:
-            raise UsageError(f"{clean(address, 100)}: {foreign_words.address_advice(address)}")
+            raise UsageError(f"{clean(address, 100)}: {address_advice(address)}")
 
 
 def _check_word(word: str) -> None:

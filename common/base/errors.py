@@ -107,7 +107,9 @@ def disk_full(error: BaseException) -> bool:
 
 NOT_BUILT: dict[str, tuple[str, ...]] = {
     "a hypernetwork": ("hypernetwork", "hypernet"),
-    "restoration of faces": ("face-restore", "restore-faces", "face-fix", "codeformer", "gfpgan"),
+    "restoration of faces": (
+        "face-restore", "restore-faces", "face-fix", "face-detailer", "adetailer", "codeformer", "gfpgan",
+    ),
     "rewriting of prompts": ("enhance-prompt", "improve", "improve-prompt", "prompt-upsampling", "upsample-prompt"),
     "the noise of another size (seed resize)": ("seed-resize", "seed-resize-from-w", "seed-resize-from-h"),
     "training": ("train", "finetune", "fine-tune", "dreambooth", "train-lora"),

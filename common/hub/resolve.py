@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from qwenimg.common.base.addresses import address_advice
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, NotHere
@@ -177,6 +178,8 @@ def from_path(given: str, path: Path) -> ModelPath:
 def find_repo(given: str) -> tuple[str, KnownModel | None]:
     """Return the hub id of the name or id `given`, and the model if it is known by name. Raises ModelError."""
     shown = clean(given, 80)
+    if (advice := address_advice(given)) is not None:
+        raise ModelError(f"{shown}: {advice}")
     if given.lower().endswith(_FILES):
         raise ModelError(f"{shown}: no such file")
     if given.startswith((".", "~", os.sep)) or given.count(os.sep) > 1 or given.endswith(os.sep):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,11 @@ from qwenimg.common.request.recipe import FORMAT, Recipe
 from qwenimg.common.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
     from PIL.Image import Image
+
+# Of a PIL image, which a result has and is not
+_OF_PIL = ("show", "size", "width", "height", "mode", "convert", "resize", "crop", "thumbnail", "getpixel", "tobytes")
 
 
 def recorded_runtime(runtime: Runtime) -> dict[str, object]:
@@ -89,6 +93,16 @@ class Result:
     def _repr_png_(self) -> bytes:
         """Return the bytes by which a notebook shows the image, with its recipe."""
         return self.png()
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the pixels, for numpy.asarray."""
+        return np.array(self.pixels, dtype=dtype, copy=copy if copy else None)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            what = f": its picture is result.image, a PIL image: result.image.{name}" if name in _OF_PIL else ""
+            raise AttributeError(f"Result has no attribute {clean(name, 60)!r}{what}", name=name, obj=self)
 
     def warn(self, lines: Iterable[str]) -> None:
         """Add warnings to the recipe's, each once."""

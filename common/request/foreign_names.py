@@ -22,11 +22,14 @@ _FOREIGN = by_name({
     "give sampler= and schedule= to a call": "scheduler",
     "an IP-Adapter is control=(file, picture, scale) of a call": "load_ip_adapter set_ip_adapter_scale "
         "unload_ip_adapter ip_adapter_image ip_adapter_image_embeds",
-    "a call returns the picture: pipe(prompt, seed=7).image": "generate generate_image txt2img text2img imagine run",
+    "pipe = qwenimg.load(MODEL) opens a model, and a call returns the picture: pipe(prompt, seed=7).image":
+        "generate generate_image txt2img text2img imagine run",
     "give embedding= to a call": "load_textual_inversion unload_textual_inversion",
     "give image= to a call": "img2img inpaint edit",
     "stream(...) yields the steps": "set_progress_bar_config callback",
     "`qwenimg convert MODEL FOLDER` writes a model": "save_pretrained",
+    "`qwenimg models --json` lists the models": "list_models models available_models",
+    "qwenimg.QwenimgError is the base of all errors here": "Error QwenImgError QwenError exceptions errors",
     "models are fetched by `qwenimg pull NAME`": "download pull",
     "pass it to qwenimg.load: transformer=, text_encoder=, vae=": "unet transformer vae text_encoder components",
 })  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request import control_text
@@ -39,7 +40,12 @@ def controls(adapters: Sequence[Control], pictures: Sequence[str], masks: Sequen
     if not adapters:
         raise UsageError("--ip-image and --ip-mask are for an IP-Adapter: give it with --ip-adapter FILE")
     if not pictures:
-        raise UsageError(f"--ip-adapter {clean(adapters[0].network, 60)}: give its picture with --ip-image PICTURE")
+        name = adapters[0].network
+        if name.lower().endswith(PICTURES):
+            raise UsageError(
+                f"--ip-adapter {clean(name, 60)}: give a picture as --ip-image, and here the adapter's name"
+            )
+        raise UsageError(f"--ip-adapter {clean(name, 60)}: give its picture with --ip-image PICTURE")
     if masks and len(masks) != len(pictures):
         raise UsageError(
             f"--ip-mask: {len(masks)} for {len(pictures)} pictures of --ip-image; give one for each, or none"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pydoc
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -252,3 +253,28 @@ def test_latents_of_another_kind(pipe: Pipeline, kind: str) -> None:
 def test_a_picture_without_pixels(pipe: Pipeline, shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="expected uint8"):
         pipe("a red circle", image=np.zeros(shape, np.uint8), **SMALL)
+
+
+def test_a_result_is_an_array_and_says_where_its_image_is() -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    result = Result(pixels=pixels, latents=np.zeros((1, 4, 1, 1), np.float32), recipe=cast(Any, {"seed": 1}))
+    assert np.array_equal(np.asarray(result), pixels) and np.asarray(result, np.float32).dtype == np.float32
+    assert np.shares_memory(np.asarray(result), pixels) and not np.shares_memory(np.array(result, copy=True), pixels)
+    with pytest.raises(AttributeError, match=r"result\.image, a PIL image: result\.image\.show$"):
+        result.show()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        _ = result.nothing  # type: ignore[attr-defined]
+    assert copy.deepcopy(result).seed == 1
+
+
+@pytest.mark.parametrize(("name", "does"), [
+    ("generate", "qwenimg.load"), ("list_models", "qwenimg models"), ("Error", "qwenimg.QwenimgError"),
+])  # fmt: skip
+def test_names_that_people_try(name: str, does: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(does)):
+        getattr(qwenimg, name)
+
+
+def test_an_address_is_no_model() -> None:
+    with pytest.raises(qwenimg.ModelError, match=r"`qwenimg pull Qwen/Qwen-Image` gets it"):
+        qwenimg.load("https://huggingface.co/Qwen/Qwen-Image")
