@@ -362,7 +362,7 @@ class Dispatcher:
             return HttpError(503, "the server is stopping", kind=_BUSY, after=10.0)
         if all(worker.state == "down" for worker in self.workers):
             return HttpError(503, "no worker runs; the server's log says why", kind=_BUSY)
-        return HttpError(503, "the model is loading", kind=_BUSY, after=5.0)
+        return HttpError(503, "the model is loading: ask again when /ready answers 200", kind=_BUSY, after=5.0)
 
 
 def _http_error(finished: Finished, settings: Settings) -> HttpError:
