@@ -98,6 +98,7 @@ def test_checkpoints_of_a_folder_have_their_type(tmp_path) -> None:
     assert "model, Stable Diffusion XL base" in shown and "model, Stable Diffusion 1.x" in shown
 
 
+@pytest.mark.sample(0)
 def test_with_nothing_pulled(cache, no_sockets) -> None:
     entries = listed()
     assert {*entries} == {*catalog.KNOWN, *PIECES} and [*entries][-len(PIECES) :] == [*PIECES]

@@ -133,7 +133,7 @@ def test_a_hint_measures_nothing(measured: list[tuple[object, ...]]) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_small_network_is_estimated_by_small_layers(backend: str, precision: str) -> None:
     """Against the run itself, by processor time. A CPU was told 5 to 11 times too little, by the rate of large layers
     on all cores."""
