@@ -95,7 +95,8 @@ OPTIONS = by_name({
     "give --models-dir, as --models-dir ComfyUI":
         "--models-path --model-dir --extra-model-paths-config --base-directory --input-directory",
     "give --lora FILE:SCALE, or --lora owner/name": "--lora-name --lora-names --lora-repo-id --lora-file",
-    "give -i PICTURE, once for each": "--redux-image-paths --masked-image-path --images --reference --ref-image",
+    "give -i PICTURE, once for each": "--masked-image-path --images --reference --ref-image",
+    "give --ip-adapter flux-redux:SCALE --ip-image PICTURE": "--redux-image-paths --redux-image-strengths",
     "give --control depth=PICTURE or --control NETWORK=PICTURE": "--depth-image-path --canny --pose --openpose",
     "give -N, --num-images, or several seeds, as -s 1-4; without -s a seed is random":
         "--auto-seeds --seed-range --repeat --loop --random-seed",

@@ -55,6 +55,7 @@ READ = (
     (r"model_patches/qwen_image_canny_diffsynth_controlnet", "`--control`: Qwen-Image"),
     (r"loras/qwen_image_union_diffsynth_lora", "`--control`: Qwen-Image"),
     (r"model_patches/Z-Image-Turbo-Fun-Controlnet-Union", "`--control`: Z-Image"),
+    (r"style_models/flux1-redux-dev|clip_vision/sigclip_vision_patch14_384", "`--ip-adapter` and its encoder: FLUX.1"),
     (
         r"(loras|other)/(Qwen-Image|QWEN_EDIT|Qwen_Image|qwen-image|qwen-360|Wuli-Qwen|gummycandy_qwen|"
         r"illustration-1\.0-qwen|SYSTMS_INFL8_LoRA_Qwen).*",
@@ -67,7 +68,7 @@ NOT = (
     (r"diffusion_models/flux-2-klein-9b-kv-fp8", "FLUX.2 klein with cached references: another way to draw"),
     (r"vae/full_encoder_small_decoder", "FLUX.2's smaller decoder: take flux2-vae"),
     (r"controlnet/sd3\.5_large_controlnet_.*", "control networks of Stable Diffusion 3.5"),
-    (r"style_models/flux1-redux-dev|clip_vision/sigclip_.*|(loras|model_patches)/uso-flux1-.*", "FLUX.1 Redux and USO"),
+    (r"(loras|model_patches)/uso-flux1-.*", "USO for FLUX.1"),
     (r"loras/removal_timestep_alpha-.*", "a LoRA for FLUX.1 Fill of an unknown kind, not tried"),
     (r"text_encoders/qwen3vl_4b_.*", "Qwen3-VL of 4B: no model here has it, Qwen-Image-2.1 has that of 8B"),
     (r"(loras|diffusion_models)/FireRed-.*", "FireRed-Image-Edit: of Qwen-Image-Edit's shapes, not tried"),

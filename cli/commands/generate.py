@@ -105,9 +105,9 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     if not given["words"] and all(given[name] is None for name in ("prompt", "prompt_file", "replay")):
         if all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in given):
             streams.show(ctx.get_help())
-        if not given["image"]:
+        if not (given["image"] or given["control"] or given["ip_image"]):
             raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
-        given["prompt"] = ""  # some models describe the picture
+        given["prompt"] = ""  # some models describe the picture, or take it as text
     config.apply_defaults(ctx, given)
     if given["output"] in streams.NAMES_OF_STDOUT:
         given["output"] = "-"

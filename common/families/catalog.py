@@ -21,7 +21,7 @@ from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
 from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, TINY_VAES, Download
 
-# What each `known.py` has is taken from here: KNOWN, and where there is one SMALL_FILES, CONTROLS and REFUSED.
+# What each `known.py` has is taken from here: KNOWN, and where it has them SMALL_FILES, CONTROLS, ADAPTERS, REFUSED.
 _FAMILIES = (qwen_image, qwen_image_21, z_image, flux2, flux, stable_diffusion, sd3)
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {
@@ -47,7 +47,7 @@ _SMALL_FILES: list[Download] = [
 ]
 CONTROLS: list[Download] = [download for family in _FAMILIES for download in getattr(family, "CONTROLS", ())]
 """The control networks that are known by name."""
-ADAPTERS: tuple[Download, ...] = stable_diffusion.ADAPTERS
+ADAPTERS: list[Download] = [download for family in _FAMILIES for download in getattr(family, "ADAPTERS", ())]
 """The IP-Adapters that are known by name."""
 NAMED: tuple[Download, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS, *ADAPTERS, *TINY_VAES)
 

@@ -14,7 +14,7 @@ from qwenimg.common.families.part_file import FamilyFile
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import lora_layers
-from qwenimg.common.parts.control_net import Controller, Encoders, IPAdapter
+from qwenimg.common.parts.control_net import Controller, Encoders, PictureAdapter
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -34,12 +34,14 @@ class ControlFiles:
 
     open: Callable[[Path, Checkpoint], Controller]  # a folder or file
     networks: tuple[Network, ...]
+    adapters: tuple[Network, ...] = ()  # by which pictures are prompts
+    encoders: tuple[Network, ...] = ()  # of their pictures
     # The known control network of this name, as it is published and without files; None for another name
     published: Callable[[str], Controller | None] = lambda name: None
     # Refuses a network that is published, called as the text says, for another kind of model
     check_published: Callable[[str, Controller, Checkpoint], None] = lambda name, net, checkpoint: None
-    # Completes an IP-Adapter by the first of these image encoders that is its own; None: the family has no IP-Adapters
-    with_encoder: Callable[[IPAdapter, Encoders], IPAdapter] | None = None
+    # Completes an adapter by the first of these image encoders that is its own; None: the family has none
+    with_encoder: Callable[[PictureAdapter, Encoders], PictureAdapter] | None = None
     # Whether the path of a LoRA names one that --control takes: no tensor tells it from others
     names_lora: Callable[[Path], bool] = lambda path: False
 
@@ -100,7 +102,8 @@ class Family:
     @property
     def control_networks(self) -> tuple[Network, ...]:
         """The networks of its control files."""
-        return () if self.control is None else self.control.networks
+        one = self.control
+        return () if one is None else (*one.networks, *one.adapters, *one.encoders)
 
     @property
     def options(self) -> frozenset[str]:

@@ -144,7 +144,7 @@ class LoadOptions:
         metavar="FOLDER",
     ))  # fmt: skip
     ip_encoder: Path | None = option(None, Option(
-        help="the image encoder (CLIP vision) of --ip-adapter; found beside the adapter or in --models-dir by default",
+        help="the image encoder (CLIP vision, SigLIP) of --ip-adapter; found beside it or in --models-dir by default",
         call="the folder or file of the image encoder (CLIP vision) of IP-Adapters", python="str | Path | None",
         section=_FILES, metavar="FILE",
     ))  # fmt: skip

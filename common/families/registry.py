@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from qwenimg.common.base.config import read_json
@@ -26,7 +27,7 @@ from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIF
 from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import PICKLES, find_files
-from qwenimg.common.formats.headers import peek
+from qwenimg.common.formats.headers import open_weights, peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import known_configs, mflux, tiny_vae
@@ -36,6 +37,7 @@ from qwenimg.common.weights import left_out
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, QWEN_IMAGE_21, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
+MAX_PARTS = 1000  # entries of a folder that are looked at
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
 
@@ -228,6 +230,25 @@ def identify_file(path: Path) -> FileKind | None:
     """Return the kind of the file at `path`, as `identify` does. Raises ModelError for one that cannot be read."""
     header = peek(path)
     return identify(header)
+
+
+def components(folder: Path) -> list[Path]:
+    """Return the folders with a configuration in `folder`, by name."""
+    return [path for path in sorted(islice(folder.iterdir(), MAX_PARTS)) if is_file(path / "config.json")]
+
+
+def adapter_family(path: Path) -> Family | None:
+    """Return the family whose pictures are prompts by the adapter at `path`, a file, its folder or that of its
+    pipeline; None for another one. Raises ModelError for one that cannot be read."""
+    if not is_folder(path):
+        header = open_weights(path)
+        header.file.close()
+        part = identify(header)
+        return part.families[0] if part is not None and part.option == "ip_adapter" else None
+    folders = [path] if is_file(path / "config.json") else components(path)
+    kinds = {read_json(folder / "config.json").get("_class_name") for folder in folders}
+    adapters = ((family, one) for family in FAMILIES if family.control for one in family.control.adapters)
+    return next((family for family, network in adapters if network.kind in kinds), None)
 
 
 def of_file(path: Path) -> Family:

@@ -39,6 +39,12 @@ from qwenimg.common.weights.plan import Source
 
 UNUSABLE = other_files.NO_USE
 _ANSWERS = (other_files.USE, UNUSABLE)
+_PICTURED: Mapping[str | None, str] = {
+    "control": "--control {}=PICTURE",
+    "ip_adapter": "--ip-adapter {} --ip-image PICTURE",
+    "ip_encoder": "--ip-adapter ADAPTER --ip-image PICTURE --ip-encoder {}",
+}
+"""The options with a picture that take a file or a component's folder."""
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
@@ -69,8 +75,8 @@ def _use(path: Path) -> str:
     if is_folder(path) and (is_file(path / "model_index.json") or not is_file(path / "config.json")):
         return f"{other_files.USE}qwenimg PROMPT -m {shown}"
     option = _part_of(path)
-    if option == "control":
-        return f"{other_files.USE}qwenimg PROMPT -m MODEL --control {shown}=PICTURE"
+    if option in _PICTURED:
+        return f"{other_files.USE}qwenimg PROMPT -m MODEL {_PICTURED[option].format(shown)}"
     if option is None:
         return f"{UNUSABLE}it is a part of a model; give the model's folder"
     model = "" if option == "model" else "-m MODEL "
@@ -82,8 +88,9 @@ def _part_of(path: Path) -> str | None:
     if is_folder(path):
         network, _ = _expected(path, "")
         for family in registry.FAMILIES:
-            if network in family.control_networks:
-                return "control"
+            if family.control is not None and network in family.control_networks:
+                adapters, encoders = family.control.adapters, family.control.encoders
+                return "ip_adapter" if network in adapters else "ip_encoder" if network in encoders else "control"
             option = next((name for name, one in family.parts.items() if one is network), None)
             if option is not None:
                 option = PARTS[option].again or option if option in PARTS else option
@@ -96,7 +103,7 @@ def _part_of(path: Path) -> str | None:
 
 def _known(path: Path, prediction: Prediction | None) -> Description:
     if is_folder(path) and is_file(path / "model_index.json"):
-        return _folder(path)
+        return _adapter(path) or _folder(path)
     if tiny_vae.is_tiny_at(path):
         return tiny_vae_description(path)
     if is_folder(path) and is_file(path / "config.json"):
@@ -159,6 +166,21 @@ def _folder(folder: Path) -> Description:
         description.faults.extend(part.faults)
     if not description.faults:
         _open(folder, description)
+    return description
+
+
+def _adapter(folder: Path) -> Description | None:
+    """Describe the folder of an adapter and its image encoder; None for another one. Raises ModelError."""
+    if (family := registry.adapter_family(folder)) is None:
+        return None
+    description = Description(lines=["layout: diffusers folder", f"type: an adapter for {family.title}"])
+    for part in registry.components(folder):
+        described = _component(part)
+        description.lines.extend(described.lines)
+        description.faults.extend(described.faults)
+    if not description.faults:
+        use = _PICTURED["ip_adapter"].format(shown_path(folder, 80))
+        description.lines.append(f"{other_files.USE}qwenimg PROMPT -m MODEL {use}")
     return description
 
 

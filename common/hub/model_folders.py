@@ -33,7 +33,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("text_encoders", "clip"),
     "vae": ("vae", "vae_approx"),
     "lora": ("loras",),
-    "control": ("controlnet", "t2i_adapter", "model_patches", "ipadapter"),
+    "control": ("controlnet", "t2i_adapter", "model_patches", "ipadapter", "style_models"),
     "ip_encoder": ("clip_vision",),
     "embedding": ("embeddings",),
     "upscaler": ("upscale_models",),
@@ -69,12 +69,12 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("clip_embed",),
     "vae": ("vae",),
     "lora": ("lora",),
-    "control": ("controlnet", "control_lora", "t2i_adapter", "ip_adapter"),
-    "ip_encoder": ("clip_vision",),
+    "control": ("controlnet", "control_lora", "t2i_adapter", "ip_adapter", "flux_redux"),
+    "ip_encoder": ("clip_vision", "siglip"),
     "embedding": ("embedding",),
     "upscaler": ("spandrel_image_to_image",),
 }
-INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "qwen-image", "any")
+INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "flux", "qwen-image", "any")
 """InvokeAI has `models/BASE/TYPE/NAME`, in newer versions `models/KEY/NAME`, where the key does not tell the kind."""
 WILDCARDS = ("wildcards", "custom_wildcards")
 """Folders of wildcards, in a program's own folder, beside its scripts, and in those of its extensions."""

@@ -148,7 +148,7 @@ def find_encoders(adapter: Path, model: Path, folders: ModelFolders, given: Path
     if given is not None:
         return Encoders(paths=[Path(folders.locate(str(given), "ip_encoder"))], given=True)
     here = adapter.absolute().parent
-    near = [here / "image_encoder", *(here.parent / name / "image_encoder" for name in ("models", "sdxl_models"))]
+    near = [here / "image_encoder", *(here.parent / name / "image_encoder" for name in ("", "models", "sdxl_models"))]
     found = [path for path in (*near, model / "image_encoder") if is_folder(path)]
     below = (path for folder in folders.folders["ip_encoder"] for path in entries_below(folder))
     return Encoders(paths=chain(dict.fromkeys(found), filter(_is_encoder, below)), given=False)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.base.errors import ModelError, NumericsError
-from qwenimg.common.base.safe_files import closed_on_error
+from qwenimg.common.base.errors import ModelError, NumericsError, UsageError
+from qwenimg.common.base.safe_files import bad, closed_on_error
+from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.family import ControlFiles
+from qwenimg.common.families.family import ControlFiles, Family
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
@@ -31,7 +32,7 @@ from qwenimg.common.hub.part_files import completed, located
 from qwenimg.common.hub.preview_vae import find_preview_vae
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.measure import exactness
-from qwenimg.common.parts.control_net import Controller, IPAdapter
+from qwenimg.common.parts.control_net import Controller, PictureAdapter
 from qwenimg.common.parts.downloads import Download
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.models.inputs import OtherModels
@@ -209,6 +210,10 @@ def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, 
         try:
             return find_control(name, folders, fitting)
         except ModelError:
+            known = catalog.find_download(name)
+            if known is not None and known.controls not in ("", family.name):
+                able = registry.titles(lambda other: other.name == known.controls)
+                raise ModelError(f"{clean(name, 80)}: is for {able}; the model is {family.title}") from None
             if published is None or published(name) is None:
                 raise
             return Path(name)
@@ -217,8 +222,10 @@ def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, 
         net = published(str(path)) if published is not None and not os.path.lexists(path) else None
         if net is not None:
             control.check_published(str(path), net, checkpoint)
+        else:
+            _check_family(path, family)
         net = net or control.open(path, checkpoint)
-        if not isinstance(net, IPAdapter) or net.encoder is not None or control.with_encoder is None:
+        if not isinstance(net, PictureAdapter) or net.encoder is not None or control.with_encoder is None:
             return net
         with closed_on_error(net):
             return control.with_encoder(net, find_encoders(net.path, checkpoint.source, folders, encoder))
@@ -229,9 +236,19 @@ def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, 
 def _is_for(control: ControlFiles, name: str, net: Controller, checkpoint: Checkpoint) -> bool:
     try:
         control.check_published(name, net, checkpoint)
-    except ModelError:
+    except (ModelError, UsageError):
         return False
     return True
+
+
+def _check_family(path: Path, family: Family) -> None:
+    """Raise ModelError for an IP-Adapter of another family. One that cannot be read passes: who opens it says why."""
+    try:
+        other = registry.adapter_family(path)
+    except (ModelError, OSError):
+        return
+    if other is not None and other is not family:
+        raise bad(path, f"is an IP-Adapter for {other.title}; the model is {family.title}")
 
 
 def _embeddings(model: OpenModel, folders: ModelFolders) -> Embeddings:

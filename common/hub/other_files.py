@@ -36,7 +36,7 @@ _SAFE = (
 # The sign in one tensor's name that none of our models has; the kind; the word of its feature, or what to do
 _TENSORS: tuple[tuple[str, str, str], ...] = (
     (r"(ip_adapter|image_proj)\..*|.*\.(to_k_ip|to_v_ip)\..*", "an IP-Adapter of another kind",
-     "--ip-adapter takes those of Stable Diffusion 1.x and SDXL as they are published"),
+     "--ip-adapter takes those of Stable Diffusion 1.x and SDXL as they are published, and FLUX.1 Redux"),
     (r"control_to_base_for_conv_in\..*", "a ControlNet-XS of Stable Diffusion", "--control takes ControlNets"),
     (r"(.*\.)?(control_model|input_hint_block|controlnet_cond_embedding|controlnet_down_blocks|controlnet_blocks"
      r"|controlnet_x_embedder|controlnet_mode_embedder)\..*", "a ControlNet that no model here takes", "control"),

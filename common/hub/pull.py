@@ -299,7 +299,7 @@ def removal(name: str) -> tuple[Removal, list[str]]:
     model = next((one for one in catalog.KNOWN.values() if one.repo == repo), None)
     if model is not None and any(map(_is_whole, hf_cache.snapshots(storage))):
         raise UsageError(f"{name}: its files belong to {model.name}, which is here: qwenimg rm {model.name}")
-    others = [one for one in catalog.ADAPTERS if download.is_ip_adapter and one is not download]
+    others = [one for one in catalog.ADAPTERS if download.is_ip_adapter and one is not download and one.repo == repo]
     shared = {file for one in others if listing.has_all(one) for file in one.files}  # an image encoder
     return of_files(storage, [file for file in download.files if file not in shared]), [download.purpose]
 

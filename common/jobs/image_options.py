@@ -53,8 +53,9 @@ class _Numbers:
 @dataclass(frozen=True, kw_only=True)
 class _Adapters:
     ip_adapter: tuple[Control, ...] = option((), Option(
-        help="take the --ip-image pictures as a prompt, by an IP-Adapter of Stable Diffusion; SCALE is a number, or by "
-        "part style=1,layout=0.5", section="Control", metavar="FILE[:SCALE[:START-END]]", longest=8_000,
+        help="take the --ip-image pictures as a prompt, by an IP-Adapter of Stable Diffusion or FLUX.1 Redux; SCALE is "
+        "a number, or by part style=1,layout=0.5 (FLUX.1: tokens=1,pooled=1)", section="Control",
+        metavar="FILE[:SCALE[:START-END]]", longest=8_000,
         parse=ip_adapter_text.parse,
     ))  # fmt: skip
     ip_image: tuple[str, ...] = option((), Option(

@@ -135,8 +135,8 @@ def jobs_of(
     """Return a job for each seed of each of `lines`, whose options override `base`, with the texts that the seed
     chooses, and the faults of lines. A fault of a line without a place is raised: UsageError or ModelError.
 
-    chance: returns the seed of options without one. files: of each job; with images a prompt may be empty, since some
-    models describe a picture. most: images."""
+    chance: returns the seed of options without one. files: of each job; with images or controls a prompt may be empty,
+    since some models describe a picture, or take one as text. most: images."""
     check(base)
     seeds(base, 0)
     jobs: list[Job] = []
@@ -152,7 +152,7 @@ def jobs_of(
             check(options)
             rest = {name: value for name, value in options.items() if name not in ("seed", "num_images")}
             made = Job(options=rest, seeds=seeds(options, chance(rest)), files=files, where=where).split(wildcards)
-            for job in () if files.images else made:
+            for job in () if files.images or "control" in rest else made:
                 check_not_blank(job.prompt)
             jobs += made
         except (UsageError, ModelError) as error:

@@ -13,7 +13,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.passport.passport import RecordedControl, RecordedImage
 from qwenimg.common.parity.sample import called
-from qwenimg.common.parts.control_net import IPAdapter, networks
+from qwenimg.common.parts.control_net import IPAdapter, Redux, networks
 from qwenimg.common.pictures import input, pixels
 from qwenimg.common.pipeline.controls import label
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
@@ -55,6 +55,9 @@ def weights(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
     if "prompt" not in asked:
         return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", ())))
     request = pipe.check(**called(asked))
+    for name, net in pipe.controls.nets(request).items():
+        if isinstance(net, Redux):
+            raise UsageError(f"--ip-adapter {clean(name, 60)}: a passport has no Redux; record the model without it")
     pipe.controls.give(pipe.model, request)
     deltas = pipe.loras.deltas(*pipe.controls.loras(request))
     return pipe.checkpoint.with_deltas(deltas).with_nets(control_networks(pipe.model))

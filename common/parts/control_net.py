@@ -1,17 +1,20 @@
-"""The controllers of a request, in every family: a network of its own, a LoRA of the denoiser, the denoiser itself, or
-an IP-Adapter."""
+"""The controllers of a request, in every family: a network of its own, a LoRA of the denoiser, the denoiser itself, an
+IP-Adapter or a Redux."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.base.text import clean
 from qwenimg.common.runtime.checkpoint import Component
+
+REDUX_PARTS = ("tokens", "pooled")  # the parts of a text with pictures that have scales of their own
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,17 +101,14 @@ class OwnInput:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class IPAdapter:
-    """A network by which pictures are prompts beside the text, and the encoder of its pictures. Their plans hold the
-    files open."""
+class PictureAdapter(ABC):
+    """A network by which pictures are prompts, and the encoder of its pictures. Their plans hold the files open."""
 
     name: str
     component: Component
     encoder: Component | None  # None: not found yet
-    attentions: tuple[str, ...]  # the paths of the UNet's cross attentions, in their order
-    named: Mapping[str, tuple[str, ...]]  # the blocks of the UNet by the names of what they lead
     mask: ClassVar[Literal["none"]] = "none"
-    picture: ClassVar[Literal["whole"]] = "whole"
+    picture: ClassVar[Literal["whole", "text"]] = "whole"
     kinds: ClassVar[tuple[str, ...]] = ()
     fills: ClassVar[bool] = False
     samples: ClassVar[bool] = False
@@ -122,6 +122,28 @@ class IPAdapter:
     @property
     def path(self) -> Path:
         return next(file.path for file in self.component.plan.files)
+
+    @abstractmethod
+    def scales(self, scale: float, parts: Sequence[tuple[str, float]]) -> Sequence[float]:
+        """Return the scales at which it takes a picture: from one `scale`, or from those of `parts`. Raises
+        UsageError."""
+
+    def quantized(self, text: str) -> Self:
+        """Return it unchanged: it is computed once for an image."""
+        return self
+
+    def close(self) -> None:
+        self.component.plan.close()
+        if self.encoder is not None:
+            self.encoder.plan.close()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IPAdapter(PictureAdapter):
+    """An adapter whose pictures are seen beside the text, by the cross attentions of a UNet."""
+
+    attentions: tuple[str, ...]  # the paths of the UNet's cross attentions, in their order
+    named: Mapping[str, tuple[str, ...]]  # the blocks of the UNet by the names of what they lead
 
     def scales(self, scale: float, parts: Sequence[tuple[str, float]]) -> list[float]:
         """Return the scale of each cross attention: `scale`, or those of `parts`, names or paths of blocks, and 0 in
@@ -141,24 +163,32 @@ class IPAdapter:
                 scales[i] = own
         return scales
 
-    def quantized(self, text: str) -> IPAdapter:
-        """Return it unchanged: it is computed once for an image."""
-        return self
 
-    def close(self) -> None:
-        self.component.plan.close()
-        if self.encoder is not None:
-            self.encoder.plan.close()
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Redux(PictureAdapter):
+    """An adapter that makes tokens of its pictures, which follow those of the text."""
+
+    picture: ClassVar[Literal["text"]] = "text"
+
+    def scales(self, scale: float, parts: Sequence[tuple[str, float]]) -> tuple[float, float]:
+        """Return the scale of the tokens, the text's too, and that of the pooled text, 1 unless `parts` has it. Raises
+        UsageError."""
+        named = dict(parts)
+        if unknown := sorted(named.keys() - {*REDUX_PARTS}):
+            known = " and ".join(REDUX_PARTS)
+            raise UsageError(f"{clean(unknown[0], 60)} is no part of a text with pictures; its parts are {known}")
+        tokens, pooled = REDUX_PARTS
+        return named.get(tokens, scale), named.get(pooled, 1.0)
 
 
 class Encoders(NamedTuple):
-    """The image encoders that an IP-Adapter may take: folders or files."""
+    """The image encoders that an adapter may take: folders or files."""
 
     paths: Iterable[Path]
     given: bool  # by the user, so that no other is looked for
 
 
-Controller: TypeAlias = ControlNet | ControlLora | OwnInput | IPAdapter
+Controller: TypeAlias = ControlNet | ControlLora | OwnInput | PictureAdapter
 
 
 def networks(controllers: Iterable[Controller]) -> list[ControlNet]:

@@ -19,7 +19,7 @@ from qwenimg.common.weights.plan import LoadPlan
 KEPT = 2  # modulations that are kept: 442 MB each for 50 steps of Qwen-Image
 TOGETHER = 2**29  # bytes of a modulation with the rows of announced prompts: nine of Flux.1 dev in 28 steps
 
-Prompts: TypeAlias = tuple[str, ...]
+Prompts: TypeAlias = tuple[Hashable, ...]  # or other keys of pooled texts
 
 
 class Modulations:
@@ -31,7 +31,7 @@ class Modulations:
         self.residents, self.runtime, self.resident = residents, residents.runtime, resident
         self._kept: dict[tuple[Hashable, Prompts], Modulation] = {}
 
-    def has(self, schedule: Hashable, prompts: Sequence[str] = ()) -> bool:
+    def has(self, schedule: Hashable, prompts: Sequence[Hashable] = ()) -> bool:
         """Return whether a modulation of `schedule` with the rows of `prompts` is kept."""
         return self._find(schedule, prompts) is not None
 
@@ -81,8 +81,8 @@ class Modulations:
         schedule: Hashable,
         stage: Stage,
         compute: Callable[[Any, Prompts], Modulation],
-        needed: Sequence[str] = (),
-        announced: Sequence[str] = (),
+        needed: Sequence[Hashable] = (),
+        announced: Sequence[Hashable] = (),
     ) -> tuple[Modulation, Prompts]:
         """Return a modulation of `schedule` and the prompts of its rows, among them those `needed`. Unless one is
         kept, enter `stage`, and call `compute` with the transformer and prompts: those needed, and the first ones
@@ -110,7 +110,7 @@ class Modulations:
     def clear(self) -> None:
         self._kept.clear()
 
-    def _find(self, schedule: Hashable, prompts: Sequence[str]) -> tuple[Hashable, Prompts] | None:
+    def _find(self, schedule: Hashable, prompts: Sequence[Hashable]) -> tuple[Hashable, Prompts] | None:
         return next((key for key in self._kept if key[0] == schedule and set(prompts) <= set(key[1])), None)
 
 

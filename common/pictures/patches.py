@@ -76,6 +76,23 @@ def centre_square(picture: Uint8, side: int) -> NDArray[np.float32]:
     return _normalized(resized[top : top + side, left : left + side], QWEN2_VL)
 
 
+def stretched_square(picture: Uint8, side: int) -> NDArray[np.float32]:
+    """Return a picture [H, W, 3] as SigLIP's image encoder takes it: stretched to a square [side, side, 3], and
+    normalized. The arithmetic equals transformers' SiglipImageProcessor on Pillow, to the last bit."""
+    from PIL import Image
+
+    resized = np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
+    return _normalized(resized, QWEN3_VL)
+
+
+def in_patches(square: NDArray[np.float32], patch: int) -> NDArray[np.float32]:
+    """Return the whole patches [1, L, 3 * patch * patch] of a picture [side, side, 3], each by channel, row and
+    column: rows and columns of pixels that fill none, at the end, are left out."""
+    count = square.shape[0] // patch
+    parts = square[: count * patch, : count * patch].reshape(count, patch, count, patch, 3).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(parts.reshape(1, count * count, -1))
+
+
 def patches(
     picture: Uint8, patch: int, merge: int, taps: int, form: PictureForm
 ) -> tuple[NDArray[np.float32], int, int]:

@@ -1,4 +1,4 @@
-"""The controls of a request that belong to one use of an IP-Adapter: its pictures, and their masks."""
+"""The controls of a request that belong to one use of an IP-Adapter or a Redux: its pictures, and their masks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.parts.control_net import Controller, IPAdapter
+from qwenimg.common.parts.control_net import Controller, PictureAdapter
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
 
 
 @dataclass(frozen=True)
 class AdapterUse:
-    """One use of an IP-Adapter. `pictures` and `masks`: their numbers among the controls of the request."""
+    """One use of an adapter. `pictures` and `masks`: their numbers among the controls of the request."""
 
     control: Control  # with the scale and the steps
     pictures: list[int]
@@ -22,11 +22,11 @@ class AdapterUse:
 
 
 def adapter_uses(controls: Sequence[Control], nets: Mapping[str, Controller]) -> list[AdapterUse]:
-    """Return the uses of IP-Adapters among `controls`: a control, and the further pictures and masks after it. Raises
+    """Return the uses of adapters among `controls`: a control, and the further pictures and masks after it. Raises
     UsageError."""
     uses: list[AdapterUse] = []
     for number, one in enumerate(controls):
-        if not isinstance(nets[one.network], IPAdapter):
+        if not isinstance(nets[one.network], PictureAdapter):
             continue
         if one.preprocessor not in control_text.ROLES:
             uses.append(AdapterUse(one, [number], []))

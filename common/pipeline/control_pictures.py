@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
-from qwenimg.common.parts.control_net import IPAdapter
+from qwenimg.common.parts.control_net import PictureAdapter, Redux
 from qwenimg.common.pictures import patches, pixels, preprocessors
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pipeline.controls import mask_of
@@ -51,13 +51,15 @@ def _seen(
     model: DiffusionModel, request: Request, control: Control, picture: Uint8, generator: TorchCPUGenerator
 ) -> Latents:
     net = model.nets[control.network]
-    if isinstance(net, IPAdapter) and control.whole:
+    if isinstance(net, Redux):
+        return np.zeros(0, np.float32)  # its picture becomes text
+    if isinstance(net, PictureAdapter) and control.whole:
         assert net.encoder is not None
         return patches.centre_square(picture, net.encoder.config.image_size).transpose(2, 0, 1)[None]
-    multiple = model.multiple if isinstance(net, IPAdapter) else math.lcm(model.multiple, net.multiple)
+    multiple = model.multiple if isinstance(net, PictureAdapter) else math.lcm(model.multiple, net.multiple)
     width, height = sizes.render_size(request.width, request.height, multiple)
     extended = pixels.extend(picture, width, height)
-    if isinstance(net, IPAdapter):
+    if isinstance(net, PictureAdapter):
         return (preprocessors.grey(extended)[None, None, :, :, 0] >= pixels.HALF).astype(np.float32)
     masked = mask_of(net, control) != "none" and request.mask is not None
     inside = hole(request, width, height) if masked else np.zeros((height, width), np.bool_)

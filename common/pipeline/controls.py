@@ -16,7 +16,7 @@ from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.noise import sha256
-from qwenimg.common.parts.control_net import Controller, ControlLora, IPAdapter, OwnInput, is_seen
+from qwenimg.common.parts.control_net import Controller, ControlLora, OwnInput, PictureAdapter, Redux, is_seen
 from qwenimg.common.pipeline.adapter_uses import adapter_uses
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request import control_text
@@ -27,6 +27,7 @@ from qwenimg.common.request.request import Request
 KEPT = 2 * control_text.MOST  # networks and LoRAs
 INPAINT = "inpaint"  # the kind of a picture that is painted within a mask
 OpenNet = Callable[[Path], Controller]
+_WHOLE = "leave out START-END and masks"
 
 
 class Controls:
@@ -83,9 +84,9 @@ class Controls:
         if not request.controls:
             return request
         nets = self.nets(request)
-        whole = (isinstance(nets[one.network], IPAdapter) and one.preprocessor != "mask" for one in request.controls)
-        pairs = zip(request.controls, whole, strict=True)
-        return replace(request, controls=tuple(replace(one, whole=whole) for one, whole in pairs))
+        apart = [(one, isinstance(nets[one.network], PictureAdapter)) for one in request.controls]
+        placed = (replace(one, whole=whole and one.preprocessor != "mask") for one, whole in apart)
+        return replace(request, controls=tuple(placed))
 
     def give(self, model: DiffusionModel, request: Request) -> None:
         """Open the control networks of a request and set them on `model`, in place of earlier ones. Raises ModelError
@@ -96,6 +97,11 @@ class Controls:
     def are_given(self, model: DiffusionModel, request: Request) -> bool:
         """Return whether `model` has the networks of a request, and no others. Raises ModelError and UsageError."""
         return _names(self.nets(request)) == _names(model.nets)
+
+    def has_text(self, request: Request) -> bool:
+        """Return whether a picture of a request is text, so that it needs no prompt. Raises ModelError and
+        UsageError."""
+        return any(isinstance(net, Redux) for net in self.nets(request).values())
 
     def check(self, request: Request) -> None:
         """Raise UsageError and ModelError for controls that the model does not take."""
@@ -121,7 +127,7 @@ class Controls:
         for one in request.controls:
             first, last = one.steps(steps)
             why = "at scale 0" if one.scale == 0 else f"no whole step of {steps} lies in {one.start:g}-{one.end:g}"
-            if first == last or one.scale == 0:
+            if first == last or (one.scale == 0 and not isinstance(self._open(one.network), Redux)):
                 lines.append(f"{_told(one)} has no effect: {why}")
         return lines
 
@@ -180,7 +186,7 @@ class Controls:
 
     def _named(self, net: Controller, name: str) -> Controller:
         """Return `net` with a name that no other network has or had, as it may still be in memory."""
-        kind = "ip-adapter" if isinstance(net, IPAdapter) else "controlnet"
+        kind = "ip-adapter" if isinstance(net, PictureAdapter) else "controlnet"
         plain = f"{kind} {PurePath(label(name)).name.removesuffix('.safetensors')}"
         unique = next(each for i in count(1) if (each := _numbered(plain, i)) not in self._taken)
         self._taken.add(unique)
@@ -228,7 +234,9 @@ def _check_adapters(controls: Sequence[Control], nets: Mapping[str, Controller])
     belong to none."""
     for one in controls:
         net, told = nets[one.network], _told(one)
-        if isinstance(net, IPAdapter):
+        if isinstance(net, PictureAdapter):
+            if isinstance(net, Redux) and ((one.start, one.end) != (0, 1) or one.preprocessor == "mask"):
+                raise UsageError(f"{told} makes text of its picture, for all steps and the whole image: {_WHOLE}")
             try:
                 net.scales(one.scale, one.parts)
             except UsageError as error:

@@ -172,7 +172,8 @@ class Pipeline:
         usual = self.defaults.values(masked="mask" in values)
         chosen = self.wildcards.chosen(values | {"prompt": prompt}, values["seed"])
         whole = self.controls.placed(self.controls.prompted(request_of(usual | chosen)))
-        whole = self.upscalers.given(self.model.inputs.checked(whole, self.model_name, self.others))
+        has_text = self.controls.has_text(whole)
+        whole = self.upscalers.given(self.model.inputs.checked(whole, self.model_name, self.others, has_text))
         whole = self.embeddings.given(whole)
         self.controls.check(whole)
         if self.model.inputs.encodes(whole):

@@ -31,7 +31,8 @@ KINDS = ("openpose", "depth", "softedge", "lineart", "normal", "segment", "tile"
 _MADE = {"canny": "lineart", "scribble": "softedge", "invert": "lineart", "blur": "tile"}
 _FORM = "write MODEL=PICTURE, MODEL=PICTURE:SCALE or MODEL=PICTURE:SCALE:START-END"
 _NUMBER = r"[0-9.]+(?:[eE][+-]?[0-9]+)?"
-_NAME = r"(?:style|layout|composition|(?:down|up)_blocks\.[0-9]{1,2}(?:\.attentions\.[0-9]{1,2})?|mid_block)"
+_BLOCK = r"(?:down|up)_blocks\.[0-9]{1,2}(?:\.attentions\.[0-9]{1,2})?|mid_block"
+_NAME = rf"(?:style|layout|composition|{_BLOCK}|tokens|pooled)"
 _PART = rf"{_NAME}(?:={_NUMBER})?"
 _PARTS = re.compile(rf"{_PART}(?:,{_PART}){{0,15}}", re.ASCII)
 _WINDOW = re.compile(rf"(?P<start>{_NUMBER})-(?P<end>{_NUMBER})", re.ASCII)

@@ -30,8 +30,9 @@ from support.tiny_sd import _SMALL, UNETS, write_tiny_sd
 import qwenimg
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
-from qwenimg.common.families import catalog, registry
+from qwenimg.common.families import registry
 from qwenimg.common.families.stable_diffusion import ip_adapter
+from qwenimg.common.families.stable_diffusion import known as known_files
 from qwenimg.common.families.stable_diffusion.control import open_control
 from qwenimg.common.hub import listing, network_search, pull
 from qwenimg.common.networks.denoisers import unet
@@ -99,7 +100,7 @@ def test_the_published_sizes() -> None:
     assert [len(clip_vision.manifest(one)) for one in (clip_vision.VIT_H, clip_vision.VIT_BIG_G)] == [520, 776]
 
 
-@pytest.mark.parametrize("known", catalog.ADAPTERS, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", known_files.ADAPTERS, ids=lambda known: known.name)
 def test_the_known_adapters(known: Download) -> None:
     """Their sizes in the listing of their repository, and the networks that `plan` takes for them without files."""
     net = ip_adapter.published(known.name)
@@ -117,7 +118,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with two adapters of h94's repository, tiny ones, and the encoder that they share."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
-    place = hf_cache.storage_folder(catalog.ADAPTERS[0].repo) / "snapshots" / ("ab" * 20) / "models"
+    place = hf_cache.storage_folder(known_files.ADAPTERS[0].repo) / "snapshots" / ("ab" * 20) / "models"
     for kind, name in (("base", "ip-adapter_sd15"), ("plus", "ip-adapter-plus_sd15")):
         write_adapter(place, "sd15", kind).rename(place / f"{name}.safetensors")
     return place

@@ -120,7 +120,8 @@ def options(data: Mapping[str, Any], others: Sequence[str] = ()) -> Options:
 def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *, most: int) -> Job:
     """Return the job of a request with the `values` of options and with `files`, once all is checked that needs no
     model. most: its images."""
-    if not (values.get("prompt", "").strip() or files.images):  # some models describe a picture
+    # Some models describe a picture, or take one as text
+    if not (values.get("prompt", "").strip() or files.images or "control" in values):
         raise HttpError(400, "a prompt is missing", param="prompt")
     if values.get("only_masked") is not None and files.mask is None:
         raise HttpError(400, "only_masked draws what a mask covers: send one as mask", param="only_masked")

@@ -34,7 +34,7 @@ from qwenimg.common.sampling.flow_match import FlowMatchConfig
 # The start of a class's name, and why it is not supported.
 REFUSED = {
     "FluxControlNet": "has a ControlNet beside FLUX.1: not supported; give the folder of FLUX.1 alone",
-    "FluxPrior": "is Flux.1 Redux: not supported",
+    "FluxPrior": "is FLUX.1 Redux, which goes beside a model: give it as -m flux-dev --ip-adapter FOLDER",
 }
 PREFIXES = {CLIP: "text_encoders.clip_l.transformer.", T5: "text_encoders.t5xxl.transformer."}
 """Of the text encoders in the file of a whole model, as ComfyUI has it."""

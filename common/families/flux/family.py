@@ -12,7 +12,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import ControlFiles, Family
-from qwenimg.common.families.flux import control_lora, mflux, variants
+from qwenimg.common.families.flux import control, mflux, redux, variants
 from qwenimg.common.families.flux.checkpoint import (
     FITS,
     NETWORKS,
@@ -24,12 +24,15 @@ from qwenimg.common.families.flux.checkpoint import (
     of_channels,
     parts_of,
 )
+from qwenimg.common.families.flux.describe_file import EncoderFile, ReduxFile
 from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.part_file import CLIP_L, KL_VAE, T5, ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.networks.denoisers import flux_names
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.encoders import redux as redux_network
+from qwenimg.common.networks.encoders import siglip_vision
 from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -157,6 +160,8 @@ FAMILY = Family(
             variant=_variant,
             use="--transformer FILE --text-encoder CLIP-L --text-encoder T5 --vae FILE",
         ),
+        ReduxFile(),
+        EncoderFile(),
         T5,
         CLIP_L,
         KL_VAE,
@@ -169,10 +174,13 @@ FAMILY = Family(
     defaults=_defaults,
     tiny_vae=lambda checkpoint: "taef1",
     control=ControlFiles(
-        open=control_lora.open_control,
+        open=control.open_control,
         networks=(),
-        published=control_lora.published,
-        check_published=control_lora.check_model,
+        adapters=(redux_network.NETWORK,),
+        encoders=(siglip_vision.NETWORK,),
+        published=control.published,
+        check_published=control.check_published,
+        with_encoder=redux.with_encoder,
     ),
     described=_described,
 )

@@ -95,7 +95,20 @@ CONTROLS = (
         files=("flux1-depth-dev-lora.safetensors",),
     ),
 )
+REDUX = Download(
+    name="flux-redux",
+    repo="black-forest-labs/FLUX.1-Redux-dev",
+    title="FLUX.1 Redux, and its image encoder",
+    bytes=985_600_000,
+    license="FLUX.1 dev Non-Commercial",
+    purpose="--ip-adapter, a picture as a prompt of FLUX.1; gated",
+    files=("flux1-redux-dev.safetensors", "image_encoder/model.safetensors", "image_encoder/config.json"),
+    controls="flux",
+    is_ip_adapter=True,
+)
+"""By the names of its files. Its size follows from the shapes, in 16 bits; the files themselves were not seen."""
+ADAPTERS = (REDUX,)
 # Why others are not supported
 REFUSED = {
-    "flux.1-redux-dev": "makes variations of a picture, which this version does not support",
+    "flux.1-redux-dev": f"goes beside a model: pull {REDUX.name}, and give it with --ip-adapter {REDUX.name}",
 }

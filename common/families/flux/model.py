@@ -3,7 +3,8 @@
 dev is guidance-distilled: its scale is an input. A negative prompt needs a second prediction, by guidance of its own
 (`true_cfg`). The branches run in turn, since each has its own modulation. Kontext sees the image of a request as a
 reference; below a strength of 1, and with a mask, the run starts from it too. Fill has the mask as an input, Canny and
-Depth a control picture: its latents, a sample, are further channels of each token, behind those of the image.
+Depth a control picture: its latents, a sample, are further channels of each token, behind those of the image. The
+pictures of Redux are a part of the prompt's text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from qwenimg.common.families.flux import memory, references, variants
-from qwenimg.common.families.flux.texts import FluxTexts
+from qwenimg.common.families.flux.redux import PictureTexts, SeenPicture
+from qwenimg.common.families.flux.texts import FluxTexts, PooledText
 from qwenimg.common.families.flux.variants import CANNY, DEPTH, FILL, KONTEXT, TEXT
 from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, time_rows
@@ -73,11 +75,61 @@ class Flux(PooledFlowModel):
         elif kind in (CANNY.name, DEPTH.name):
             self.inputs, self.nets = PictureInputs(control=True), {"": OwnInput()}
         self.few_steps = variants.few_steps(guided=guided) if kind == TEXT.name else {}
+        self.pictures = PictureTexts(residents)
 
     def warnings(self, request: Request) -> list[str]:
         unguided = request.guidance and not self.config.guidance_embeds
         lines = ["guidance has no effect: this model is not told it; give true-cfg"] if unguided else []
         return lines + super().warnings(request)
+
+    # Texts, with the pictures in them
+
+    def in_text(self, request: Request) -> list[SeenPicture]:
+        """Return the pictures of a request that are text."""
+        return self.pictures.seen(request, self.nets) if request.controls else []
+
+    def encodings(self, request: Request, counted: bool) -> list[Stage]:
+        prompts = self._read_prompts(request)
+        texts = [] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)
+        return [*self.pictures.stages(self.in_text(request)), *texts]
+
+    def lengths(self, request: Request, counted: bool) -> list[int]:
+        own, *others = super().lengths(request, counted)
+        return [own + sum(one.count for one in self.in_text(request)[:1]), *others]
+
+    def pooled_keys(self, request: Request) -> list[Hashable]:
+        return list(dict.fromkeys(self._pooled(request)))
+
+    def announce(self, requests: Sequence[Request]) -> None:
+        super().announce([one for one in requests if one.prompt.strip()])  # a blank prompt stands beside a picture
+
+    def forget(self) -> None:
+        super().forget()
+        self.pictures.forget()
+
+    def _pooled(self, request: Request) -> list[Hashable]:
+        """Return the pooled text of each branch: its prompt, or in the first with pictures their scale too."""
+        own, *others = (branch.prompt for branch in self.guidance.branches(request))
+        scale = sum(one.pooled for one in seen) if (seen := self.in_text(request)) else 1.0
+        plain = not seen or (scale == 1 and own.strip())
+        return [own if plain else PooledText(own, scale), *others]
+
+    def _read_prompts(self, request: Request) -> list[str]:
+        """Return the prompts that text encoders read: a blank one beside a picture is not."""
+        prompts = self.prompts(request)
+        return prompts[1:] if self.in_text(request) and not request.prompt.strip() else prompts
+
+    def _states(self, request: Request) -> list[Array]:
+        """Return the text states of each branch: in the first with the tokens of its pictures."""
+        if not (seen := self.in_text(request)):
+            return [states for states, _ in self.texts.states(self.prompts(request))]
+        tokens, prompts = self.pictures.tokens(seen), self._read_prompts(request)
+        self.texts.clip.arrays(prompts)
+        states = [made for (made,) in self.texts.t5.arrays(prompts)]
+        if len(prompts) < len(self.prompts(request)):
+            states.insert(0, np.zeros((1, self.texts.rows, tokens.shape[2]), np.float32))
+        states[0] = np.concatenate([np.float32(sum(one.scale for one in seen)) * states[0], tokens], axis=1)
+        return list(map(self.engine.array, states))
 
     # The transformer
 
@@ -106,8 +158,8 @@ class Flux(PooledFlowModel):
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)
         everything = [] if request.mask is not None else self.inputs.mask.everything(self.vae, shape)
         seen = self.seen(request)
-        texts = self.texts.states([branch.prompt for branch in branches])
-        stages = self.steps(request, plan, shape, [states.shape[1] for states, _ in texts])
+        texts, pooled = self._states(request), self._pooled(request)
+        stages = self.steps(request, plan, shape, [states.shape[1] for states in texts])
         modulation, first = self.modulate(request, plan, stages[0], partial(self._modulation, request, plan))
         transformer, _ = self.residents.acquire(stages[-1])
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}
@@ -122,8 +174,8 @@ class Flux(PooledFlowModel):
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 [position] = positions
-                start = first[branches[position].prompt]
-                condition = transformer.condition(texts[position][0], grids, tokens, more)
+                start = first[pooled[position]]
+                condition = transformer.condition(texts[position], grids, tokens, more)
                 return Pass(transformer, condition, lambda x, sigma: (x, (modulation, start + rows[sigma])))
 
             return phases(plan, branches, 1, make_pass)
@@ -132,13 +184,15 @@ class Flux(PooledFlowModel):
             self,
             request,
             make_phases,
-            shapes_of([states for states, _ in texts], grid),
+            shapes_of(texts, grid),
             pack=packing.pack,
             unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
         )
 
-    def _modulation(self, request: Request, plan: SamplingPlan, transformer: Any, prompts: Sequence[str]) -> Modulation:
-        """Compute the modulation of a run's schedule for `prompts`."""
-        pooled, dtype = self.texts.pooled(prompts), self.runtime.precision.time_dtype()
+    def _modulation(
+        self, request: Request, plan: SamplingPlan, transformer: Any, texts: Sequence[str | PooledText]
+    ) -> Modulation:
+        """Compute the modulation of a run's schedule for pooled `texts`."""
+        pooled, dtype = self.texts.pooled(texts), self.runtime.precision.time_dtype()
         times, guidance = time_rows(self.timesteps(plan), dtype), guidance_row(request.guidance, dtype)
         return transformer.modulate(times, guidance, pooled)

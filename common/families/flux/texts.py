@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from qwenimg.common.parts.texts.padded_texts import ClipPooled, SeparateTexts, T5Texts
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -10,6 +13,13 @@ from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 
 CLIP, T5 = "text_encoder", "text_encoder_2"
+
+
+class PooledText(NamedTuple):
+    """A pooled text other than a prompt's: that one times a scale, or zeros if the prompt is blank."""
+
+    prompt: str
+    scale: float
 
 
 class FluxTexts(SeparateTexts):
@@ -25,9 +35,14 @@ class FluxTexts(SeparateTexts):
         pooled = self.pooled(prompts)
         return list(zip(self.t5.states(prompts), pooled, strict=True))
 
-    def pooled(self, prompts: Sequence[str]) -> list[Array]:
+    def pooled(self, texts: Sequence[str | PooledText]) -> list[Array]:
         """Return the pooled vector of each prompt on the device."""
-        return list(map(self.engine.array, self.clip.states(prompts)))
+        scaled = [PooledText(one, 1.0) if isinstance(one, str) else one for one in texts]
+        zeros = [isinstance(one, PooledText) and not one.prompt.strip() for one in texts]
+        read = iter(self.clip.states([one.prompt for one, zero in zip(scaled, zeros, strict=True) if not zero]))
+        [shape] = self.clip.shapes("")
+        vectors = [np.zeros(shape, np.float32) if zero else next(read) for zero in zeros]
+        return [self.engine.array(np.float32(one.scale) * v) for one, v in zip(scaled, vectors, strict=True)]
 
     def cut(self, prompt: str) -> str:
         lost, seen = self.t5.fill(prompt).lost, self.t5.length - 1

@@ -175,13 +175,9 @@ FAMILY = Family(
     defaults=_defaults,
     control=ControlFiles(
         open=control.open_control,
-        networks=(
-            unet_controlnet.NETWORK,
-            unet_controlnet_union.NETWORK,
-            t2i_adapter.NETWORK,
-            ip_adapter.NETWORK,
-            clip_vision.NETWORK,
-        ),
+        networks=(unet_controlnet.NETWORK, unet_controlnet_union.NETWORK, t2i_adapter.NETWORK),
+        adapters=(ip_adapter.NETWORK,),
+        encoders=(clip_vision.NETWORK,),
         published=control.published,
         check_published=control.check_published,
         with_encoder=adapters.with_encoder,

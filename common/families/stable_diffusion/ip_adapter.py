@@ -7,19 +7,18 @@ the keys and values of the pictures in each cross attention. SDXL's refiner sees
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.stable_diffusion import known
 from qwenimg.common.formats.files import first
-from qwenimg.common.formats.headers import open_header, open_weights
+from qwenimg.common.formats.headers import open_weights
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip_vision, ip_adapter
@@ -27,9 +26,11 @@ from qwenimg.common.networks.encoders.clip_vision import VIT_BIG_G, VIT_H, CLIPV
 from qwenimg.common.networks.encoders.ip_adapter import IPAdapterConfig
 from qwenimg.common.numbers import resampling
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import known_configs
-from qwenimg.common.parts.components import component, on_paper, open_component, read_config
-from qwenimg.common.parts.control_net import Controller, Encoders, IPAdapter
+from qwenimg.common.parts import image_encoders, known_configs
+from qwenimg.common.parts.components import component, on_paper
+from qwenimg.common.parts.control_net import Controller, Encoders, IPAdapter, PictureAdapter
+from qwenimg.common.parts.image_encoders import NeededEncoder
+from qwenimg.common.pictures.patches import in_patches
 from qwenimg.common.pipeline.adapter_uses import AdapterUse, adapter_uses
 from qwenimg.common.pipeline.models.control_stages import levels
 from qwenimg.common.pipeline.steps.inpaint import Latents
@@ -151,45 +152,22 @@ def _shown(widths: Sequence[int]) -> str:
     return ", ".join(map(str, widths[:4])) + (", ..." if len(widths) > 4 else "")
 
 
-def with_encoder(net: IPAdapter, encoders: Encoders) -> IPAdapter:
+def with_encoder(net: PictureAdapter, encoders: Encoders) -> PictureAdapter:
     """Return an adapter with the first of `encoders` that is its own. Raises ModelError."""
     config: IPAdapterConfig = net.component.config
-    needs, wanted, tried = clean(net.path), encoder_of(config), list[str]()
-    what = "states" if config.sees_states else "embeddings"
-    for path in encoders.paths:
-        try:
-            part = open_encoder(path)
-        except ModelError:
-            if encoders.given:
-                raise
-            continue
-        found: CLIPVisionConfig = part.config
-        has = found.hidden_size if config.sees_states else found.projection_dim
-        if has == config.features:
-            return replace(net, encoder=part)
-        part.plan.close()
-        tried.append(f"{clean(path.name, 60)} has {what} of {has}")
-    if encoders.given:
-        raise ModelError(f"{needs}: takes {what} of {config.features} numbers, of {wanted}; --ip-encoder {tried[0]}")
-    seen = f" ({clean('; '.join(tried), 100)})" if tried else ""
-    raise ModelError(
-        f"{needs}: needs its image encoder, {wanted}, and none is beside it or in the folders of --models-dir{seen}; "
-        "give it as --ip-encoder FILE"
+    needed = NeededEncoder(
+        title=encoder_of(config),
+        result="states" if config.sees_states else "embeddings",
+        size=config.features,
+        of=lambda encoder: encoder.hidden_size if config.sees_states else encoder.projection_dim,
+        open=open_encoder,
     )
+    return image_encoders.with_encoder(net, encoders, needed)
 
 
 def open_encoder(path: Path) -> Component:
     """Open the image encoder in a folder, or in a file alone, as ComfyUI has it. Raises ModelError."""
-    if is_folder(path):
-        config = read_config(clip_vision.NETWORK, path)
-    else:
-        header = open_header(path)
-        header.file.close()
-        try:
-            config = clip_vision.config_of({key: tensor.shape for key, tensor in header.tensors.items()})
-        except ModelError as error:
-            raise bad(path, str(error)) from None
-    return open_component(clip_vision.NETWORK, path, config, "image encoder")
+    return image_encoders.open_encoder(clip_vision.NETWORK, path, clip_vision.config_of)
 
 
 def encoder_of(config: IPAdapterConfig) -> str:
@@ -270,7 +248,9 @@ class PicturePrompts:
         config: CLIPVisionConfig = net.encoder.config
         adapter: IPAdapterConfig = net.component.config
         empty = [np.zeros_like(pictures[0])] if adapter.sees_states else []
-        patches = np.concatenate([_patches(one, config.patch_size) for one in (*pictures, *empty)])
+        patches = np.concatenate(
+            [in_patches(one[0].transpose(1, 2, 0), config.patch_size) for one in (*pictures, *empty)]
+        )
         encoder, _ = self.residents.acquire(self._encoding(use, net))
         part = 1 if adapter.sees_states else 0
         with self.runtime.clock.timed("encode"):
@@ -294,18 +274,8 @@ class PicturePrompts:
     def _encoding(self, use: AdapterUse, net: IPAdapter) -> Stage:
         """Return the stage that encodes the pictures of a use."""
         assert net.encoder is not None
-        config: CLIPVisionConfig = net.encoder.config
-        count, tokens = len(use.pictures) + 1, config.patches + 1
-        widths = 2 * config.intermediate_size + 8 * config.hidden_size
-        limit = self.runtime.engine.workspace.score_bytes
-        activations = count * tokens * widths * 4 + scores(config.num_attention_heads, count, tokens, limit)
-        file = next(iter(net.encoder.plan.files), None)
-        return Stage(
-            name="pictures",
-            resident=f"image encoder {clean(file.path.name, 60) if file else net.name}",
-            component=net.encoder,
-            splits=(Split(activations=self.runtime.call_bytes(net.encoder, activations)),),
-        )
+        count, tokens = len(use.pictures) + 1, net.encoder.config.patches + 1
+        return image_encoders.encoding(self.runtime, net, count, tokens, keeps=True)
 
     def _projecting(self, use: AdapterUse, net: IPAdapter) -> Stage:
         """Return the stage that makes keys and values of the pictures of a use."""
@@ -333,13 +303,6 @@ def rows(positions: Sequence[int], branches: int) -> list[int]:
     """Return for each branch of a batch whether it has the pictures, 0, or empty ones, 1: the negative prompt's, which
     is the last of several `branches`."""
     return [int(branches > 1 and position == branches - 1) for position in positions]
-
-
-def _patches(pixels: Latents, side: int) -> Latents:
-    """Return the patches [1 L values] of pixels [1 3 H W], each by channel, row and column."""
-    _, channels, height, width = pixels.shape
-    parts = pixels.reshape(channels, height // side, side, width // side, side).transpose(1, 3, 0, 2, 4)
-    return np.ascontiguousarray(parts.reshape(1, -1, channels * side * side), np.float32)
 
 
 def _resized(mask: Latents, rows: int, columns: int) -> Latents:

@@ -119,6 +119,7 @@ _adapter = partial(
     repo="h94/IP-Adapter",
     title="an IP-Adapter for Stable Diffusion 1.x, and its image encoder",
     license="Apache-2.0",
+    controls="stable-diffusion",
     is_ip_adapter=True,
 )
 _adapter_xl = partial(_adapter, title="an IP-Adapter for SDXL, and its image encoder")

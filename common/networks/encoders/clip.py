@@ -41,9 +41,10 @@ _OF_PICTURES = ("vision_model.", "visual_projection.", "logit_scale")
 
 
 class LayerSizes:
-    """The sizes of a layer, in the text encoder and in the image encoder."""
+    """The sizes of a layer, in the text encoder and in image encoders."""
 
     hidden_size: int
+    intermediate_size: int
     num_attention_heads: int
     hidden_act: str
     layer_norm_eps: float
@@ -131,7 +132,7 @@ def manifest(config: CLIPConfig) -> Manifest:
     return params.merge(
         {"embeddings.token_embedding.weight": (config.vocab_size, width)},
         {"embeddings.position_embedding.weight": (config.max_position_embeddings, width)},
-        params.repeat("encoder.layers", config.num_hidden_layers, _layer(config)),
+        params.repeat("encoder.layers", config.num_hidden_layers, layer(config)),
         params.affine("final_layer_norm", width),
         params.linear("text_projection", projection, width, bias=False) if projection else {},
     )
@@ -170,7 +171,8 @@ def used_states(config: CLIPConfig, penultimate: bool, clip_skip: int = 0) -> tu
     return skipped, not penultimate
 
 
-def _layer(config: CLIPConfig) -> Manifest:
+def layer(config: LayerSizes) -> Manifest:
+    """Return the shapes of the tensors of a layer."""
     width, inner = config.hidden_size, config.intermediate_size
     return params.merge(
         params.affine("layer_norm1", width),

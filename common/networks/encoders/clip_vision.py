@@ -24,6 +24,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
+from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import LayerSizes
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights.plan import ParamUse, ParamUses, stored_uses
@@ -95,20 +96,13 @@ def fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def manifest(config: CLIPVisionConfig) -> Manifest:
     """Return the shape of every tensor of the encoder, by its key without `vision_model.` (see `rename`)."""
-    width, inner = config.hidden_size, config.intermediate_size
-    layer = params.merge(
-        params.affine("layer_norm1", width),
-        *(params.linear(f"self_attn.{name}_proj", width, width) for name in ("q", "k", "v", "out")),
-        params.affine("layer_norm2", width),
-        params.linear("mlp.fc1", inner, width),
-        params.linear("mlp.fc2", width, inner),
-    )
+    width = config.hidden_size
     return params.merge(
         {f"{_CLASS}.weight": (width,)},
         {_PATCHES: (width, CHANNELS, config.patch_size, config.patch_size)},
         {"embeddings.position_embedding.weight": (config.patches + 1, width)},
         params.affine("pre_layrnorm", width),
-        params.repeat("encoder.layers", config.num_hidden_layers, layer),
+        params.repeat("encoder.layers", config.num_hidden_layers, clip.layer(config)),
         params.affine("post_layernorm", width),
         params.linear("visual_projection", config.projection_dim, width, bias=False),
     )
@@ -148,7 +142,7 @@ def config_of(shapes: Mapping[str, Shape]) -> CLIPVisionConfig:
     wanted = {_PATCHES: 4, "embeddings.position_embedding.weight": 2, "visual_projection.weight": 2}
     wanted |= {"encoder.layers.0.mlp.fc1.weight": 2}
     for name, rank in wanted.items():
-        if len(named.get(name, ())) != rank:
+        if len(named.get(name, ())) != rank or 0 in named[name]:
             raise ModelError(f"lacks tensor '{published(name)}' of {rank} dimensions: it is no image encoder")
     width, _, patch, _ = named[_PATCHES]
     layers = {match[1] for name in named if (match := re.match(r"encoder\.layers\.(\d{1,4})\.", name))}

@@ -157,8 +157,9 @@ class SeparateTexts(ABC):
     @abstractmethod
     def cut(self, prompt: str) -> str: ...
 
-    def others(self, prompts: Sequence[str]) -> list[str]:
-        """Return the announced prompts from the first of `prompts` on, without `prompts`."""
+    def others(self, prompts: Sequence[Any]) -> list[str]:
+        """Return the announced prompts from the first of `prompts` on, without `prompts`; none from a key that is no
+        prompt."""
         return [one for one in self.every[0].upcoming(prompts[0]) if one not in prompts]
 
     def pooled_already(self, prompts: Sequence[str]) -> list[str]:

@@ -96,7 +96,8 @@ class FlowModel(DiffusionModel):
 
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         """Return the shape of the latents of each picture that is encoded, an empty one for a mask included."""
-        references, controls = self.reference_shapes(request), [shape for _ in request.controls]
+        references = self.reference_shapes(request)
+        controls = [shape for one in request.controls if self.nets[one.network].picture != "text"]
         controls += [shape for one in request.controls if self.nets[one.network].fills and request.mask is not None]
         starts_from_image = request.encodes_start and not (references and request.starts_from_noise)
         empty = self.inputs.mask.is_input and request.mask is None
@@ -119,14 +120,22 @@ class FlowModel(DiffusionModel):
     # A run
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
-        prompts = self.prompts(request)
         return [
             *(self.vae.encoding(one) for one in self.encoded(request, shape)),
             *self.writing(request),
-            *([] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)),
-            *self.steps(request, plan, shape, self.texts.lengths(prompts, counted)),
+            *self.encodings(request, counted),
+            *self.steps(request, plan, shape, self.lengths(request, counted)),
             self.vae.decoding(shape),
         ]
+
+    def encodings(self, request: Request, counted: bool) -> list[Stage]:
+        """Return the stages that make the text states of a request."""
+        prompts = self.prompts(request)
+        return [] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)
+
+    def lengths(self, request: Request, counted: bool) -> list[int]:
+        """Return the number of text tokens of each branch."""
+        return self.texts.lengths(self.prompts(request), counted)
 
     def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
         """Return the timesteps of the transformer's evaluations, in their order."""

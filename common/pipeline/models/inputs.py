@@ -198,10 +198,11 @@ class PictureInputs:
         control = {"control": (Control("", "grey", picture=grey),)} if self.control else {}
         return control | ({"image": grey} if self.fewest else {})
 
-    def checked(self, request: Request, name: str, others: OtherModels) -> Request:
-        """Return a request as the model `name` takes it: with its pictures on white, unless it sees alpha. Raises
-        UsageError."""
-        self._check_prompt(request, others)
+    def checked(self, request: Request, name: str, others: OtherModels, has_text: bool = False) -> Request:
+        """Return a request as the model `name` takes it: with its pictures on white, unless it sees alpha. has_text:
+        a control makes text of its picture, so that no prompt is needed. Raises UsageError."""
+        if not has_text:
+            self._check_prompt(request, others)
         self.check_count(len(request.images), name, others)
         if self.control and not any(not one.network for one in request.controls):
             shown = clean(name, 60)

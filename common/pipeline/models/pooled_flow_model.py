@@ -32,7 +32,7 @@ class PooledFlowModel(FlowModel):
 
     def with_modulation(self, request: Request, plan: SamplingPlan, denoise: Stage) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and `denoise`, all steps."""
-        prompts = self._prompts(request)
+        prompts = self.pooled_keys(request)
         if self.modulations.has(self.schedule(request, plan), prompts):
             return [denoise]
         rows = self.modulation_rows(self.runtime.load_plan(denoise.component), len(plan.evaluated_sigmas()))
@@ -46,11 +46,11 @@ class PooledFlowModel(FlowModel):
         request: Request,
         plan: SamplingPlan,
         stage: Stage,
-        compute: Callable[[Any, Sequence[str]], Modulation],
-    ) -> tuple[Modulation, dict[str, int]]:
-        """Return the modulation of a run, a kept one or the result of compute(transformer, prompts) in `stage`, and the
-        first row of each prompt in it."""
-        needed = self._prompts(request)
+        compute: Callable[[Any, Sequence[Any]], Modulation],
+    ) -> tuple[Modulation, dict[Hashable, int]]:
+        """Return the modulation of a run, a kept one or the result of compute(transformer, keys) in `stage`, and the
+        first row of each key of a pooled text in it."""
+        needed = self.pooled_keys(request)
         announced = self.texts.pooled_already(self.texts.others(needed))
         modulation, prompts = self.modulations.get(self.schedule(request, plan), stage, compute, needed, announced)
         return modulation, {prompt: i * len(plan.evaluated_sigmas()) for i, prompt in enumerate(prompts)}
@@ -61,6 +61,7 @@ class PooledFlowModel(FlowModel):
         if not all(before[name].plan.same_deltas(text.plan) for name, text in self.checkpoint.texts.items()):
             self.modulations.clear()
 
-    def _prompts(self, request: Request) -> list[str]:
-        """Return the different prompts of the branches."""
+    def pooled_keys(self, request: Request) -> list[Hashable]:
+        """Return the different keys of the branches' pooled texts: their prompts, unless a family changes the
+        texts."""
         return list(dict.fromkeys(branch.prompt for branch in self.guidance.branches(request)))

@@ -16,8 +16,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
-from qwenimg.common.networks.encoders.clip import CLIPConfig, Place, eos_position
-from qwenimg.common.networks.encoders.clip_vision import CLIPVisionConfig
+from qwenimg.common.networks.encoders.clip import CLIPConfig, LayerSizes, Place, eos_position
 
 # Layers
 
@@ -38,7 +37,7 @@ class Embeddings(mlx.nn.Module):
 
 
 class Attention(mlx.nn.Module):
-    def __init__(self, config: CLIPConfig | CLIPVisionConfig, causal: bool):
+    def __init__(self, config: LayerSizes, causal: bool):
         super().__init__()
         self.head_dim, self.causal = config.head_dim, causal
         self.q_proj = ops.Linear(config.hidden_size, config.hidden_size)
@@ -57,11 +56,14 @@ class Attention(mlx.nn.Module):
         return self.out_proj(self.attend.result(ops.attention(q, k, self.attend.values(v), causal=self.causal)))
 
 
+ACTIVATIONS = {"quick_gelu": ops.quick_gelu, "gelu": ops.gelu_erf, "gelu_pytorch_tanh": ops.gelu}
+
+
 class MLP(mlx.nn.Module):
-    def __init__(self, config: CLIPConfig | CLIPVisionConfig):
+    def __init__(self, config: LayerSizes):
         super().__init__()
         self.fc1 = ops.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ops.quick_gelu if config.hidden_act == "quick_gelu" else ops.gelu_erf
+        self.activation = ACTIVATIONS[config.hidden_act]
         self.fc2 = ops.Linear(config.intermediate_size, config.hidden_size)
 
     def __call__(self, x: Array) -> Array:
@@ -69,7 +71,7 @@ class MLP(mlx.nn.Module):
 
 
 class EncoderLayer(mlx.nn.Module):
-    def __init__(self, config: CLIPConfig | CLIPVisionConfig, causal: bool):
+    def __init__(self, config: LayerSizes, causal: bool):
         """causal: a token attends to those before it alone, as in a text."""
         super().__init__()
         self.layer_norm1 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
