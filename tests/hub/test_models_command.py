@@ -29,7 +29,7 @@ from qwenimg.common.parts.downloads import CLIP_TOKENIZER
 CONTROLS = (
     "qwen-image-controlnet-union", "qwen-image-controlnet-inpainting", "qwen-image-patches-canny",
     "qwen-image-patches-depth", "qwen-image-patches-inpaint", "qwen-image-in-context-control-union",
-    "z-image-controlnet-union", "z-image-controlnet-union-1",
+    "z-image-controlnet-union", "z-image-controlnet-union-1", "flux-canny-lora", "flux-depth-lora",
     *(f"sd15-controlnet-{kind}" for kind in ("canny", "depth", "openpose", "lineart", "softedge", "scribble", "tile",
                                              "inpaint")),
     "sdxl-controlnet-canny", "sdxl-controlnet-depth", "sdxl-controlnet-union", "sdxl-controlnet-union-promax",
@@ -40,7 +40,7 @@ ADAPTERS = (
 )  # fmt: skip
 PIECES = (
     "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "qwen-image-2.1-files", "z-image-files", "flux2-files",
-    *CONTROLS, *ADAPTERS, "taesd", "taesdxl", "taesd3", "taef1", "taef2", "taew2_1",
+    *CONTROLS, "flux-redux", *ADAPTERS, "taesd", "taesdxl", "taesd3", "taef1", "taef2", "taew2_1",
 )  # fmt: skip
 
 
