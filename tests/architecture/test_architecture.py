@@ -195,7 +195,9 @@ def test_no_work_at_import():
     declares[("cli/commands/parity.py", "options.Backend(")] = reason
     declares |= {(f"cli/commands/{name}.py", "Number("): reason for name in ("bench", "serve", "mcp")}
     hidden = "a definition that type checkers must not see, for which every name would be an attribute"
-    declares[("common/pipeline/pipeline.py", "if not TYPE_CHECKING:")] = hidden
+    declares |= {(f"common/pipeline/{name}.py", "if not TYPE_CHECKING:"): hidden for name in ("pipeline", "result")}
+    declares[("src/qwenimg/diffusers/__init__.py", "if TYPE_CHECKING:")] = hidden
+    declares[("src/qwenimg/__main__.py", "if __name__ == '__main__':")] = "python -m qwenimg runs it"
     assert broken(rules.work_at_import, PACKAGE, declares) == []
 
 
@@ -205,7 +207,8 @@ def test_common_names_no_framework():
 
 
 def test_no_script_or_test_in_the_package():
-    assert broken(rules.scripts, PACKAGE) == []
+    runs = {("src/qwenimg/__main__.py", ": if __name__"): "python -m qwenimg runs it"}
+    assert broken(rules.scripts, PACKAGE, runs) == []
     assert [p for p in PACKAGE if re.fullmatch(r"test_.*|.*_test|conftest", p.stem)] == []
 
 
