@@ -154,8 +154,11 @@ class Reading:
     ) -> None:
         """Read the pictures of `files`, and of the model what decides pixels. options: of all lines. Raises
         QwenimgError."""
+        from qwenimg.common.hub import missing
+
         check_pictures(files, options, controlled="control" in options)
         self.inputs, self.notes = read_pictures(files)
+        missing.check(opening, options, folders)
         identity, self.defaults = model_identity(opening)
         self.identity = identity | {"backend": backend}
         self.wildcards, self.files, self.contents = Wildcards(opening.wildcards), read_files(files), contents(folders)

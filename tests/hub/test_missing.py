@@ -28,6 +28,12 @@ def test_all_downloads_are_in_one_message(cache: Path, tmp_path: Path) -> None:
     cli("-m", "shapes", "-p", "a cat", "--vae", "taesd", "--lora", STYLE).refused(
         5, f"not here: qwenimg pull taesd (9.8 MB); qwenimg pull {STYLE}"
     )
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a cat\n")
+    more = ("-m", "sd15", "--lora", STYLE)
+    cli("batch", str(lines), *more, "-o", str(tmp_path / "out")).refused(5, f"not here: {commands[0]}")
+    grid = ("grid", "a cat", "--x", "steps=1,2", "-o", str(tmp_path / "grid.png"))
+    cli(*grid, *more).refused(5, f"not here: {commands[0]}")
     cli(*run).refused(
         5, "sd15: stable-diffusion-v1-5/stable-diffusion-v1-5, 4.3 GB, is not in the cache"
     )  # of one more
