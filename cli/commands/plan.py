@@ -230,15 +230,14 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any],
     request, counted = _request(pipe, given)
     pipe.model.adapt(pipe.loras.deltas(*pipe.controls.loras(request)))  # unmerged LoRAs take memory
     pipe.controls.give(pipe.model, request)
-    has_tokenizer = here and not _missing(pipe)
-    counted = counted and has_tokenizer
+    counted = counted and here and not _missing(pipe)  # else there is no tokenizer
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
     memory = plan_memory(pipe.model, request, counted)
     if given["upscale"] is not None or given["upscale_with"] is not None:
         _add_upscaling(memory, pipe, request, given, folders)
     search = FitOptions(pipe.model, request, memory.budget, counted=counted)
-    row = partial(_row, counts=has_tokenizer and not counted)
+    row = partial(_row, counted=counted)
     now = row(pipe.model, request, "as it is", memory, memory.fits(memory.budget))
     ways = [(way, row(way.model, request, way.text, way.needs, way.fits)) for way in search.all_changes()]
     few = _few(pipe, given, row, counted=counted)
@@ -295,16 +294,14 @@ def _row(
     fits: bool,
     lora_bytes: int = 0,
     *,
-    counts: bool,
+    counted: bool,
 ) -> _Row:
-    """Return a row. counts: the plan `memory` is of the longest prompt, and its operations become those of the
-    request's, whose tokens can be counted: for a small picture the longest prompt is most of the work."""
-    from qwenimg.common.hub.forecast import times
+    """Return a row. counted: whether `memory` is of the request's prompt, and not of the longest one."""
+    from qwenimg.common.hub.forecast import times, usual_steps
     from qwenimg.common.pipeline import second_pass
-    from qwenimg.common.pipeline.fit_options import plan_memory
 
-    if counts:
-        memory.steps = plan_memory(model, request, counted=True).steps
+    if not counted:
+        memory.steps = usual_steps(model, request)
     steps, seconds = second_pass.steps(model, request), times(model, request, memory)
     return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, lora_bytes=lora_bytes)
 

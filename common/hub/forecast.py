@@ -4,7 +4,7 @@ about how long an image takes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -18,6 +18,7 @@ from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub import listing
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.memory.memory_plan import MemoryPlan
+from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.pipeline import second_pass
 from qwenimg.common.pipeline.fit import seconds
 from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, plan_memory
@@ -111,6 +112,14 @@ def times(model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
         return Times(step=None, picture=None)
     steps, decoding = expected
     return Times(step=steps / second_pass.steps(model, request), picture=steps + decoding)
+
+
+def usual_steps(model: DiffusionModel, request: Request) -> float:
+    """Return the operations of all steps for a prompt of usual length, while the memory is planned for the longest:
+    for a small picture that is most of the work."""
+    texts = getattr(model, "texts", None)
+    with texts.of_usual_length() if isinstance(texts, TemplateTexts) else nullcontext():
+        return plan_memory(model, request, counted=False).steps
 
 
 def forecast_all(engine: OnPaper, below: int | None = None) -> list[FitForecast]:

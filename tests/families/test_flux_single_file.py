@@ -120,7 +120,7 @@ def test_it_is_converted_to_a_folder(made: Made, expected: Any, tmp_path: Path) 
 
 def test_vocabularies_are_found_or_asked_for(made: Made, tmp_path: Path) -> None:
     alone = Path(shutil.copy(made.file, tmp_path / "a.safetensors"))
-    assert "needs CLIP's vocabulary" in refused(registry.open_model, alone)
+    assert "needs the vocabularies of CLIP and of T5" in refused(registry.open_model, alone)
     write_tiny_clip_tokenizer(tmp_path)
     assert "needs T5's vocabulary" in refused(registry.open_model, alone)
     write_spiece(tmp_path / "tokenizer_2", trained())

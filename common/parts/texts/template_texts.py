@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -15,11 +16,14 @@ from qwenimg.common.runtime.engine import Array, TextEncoder
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
+USUAL = 50  # tokens of a prompt of some forty words, with the end of its template
+
 
 class TemplateTexts(PromptTexts[str]):
     """The text states [1 S C] of prompts in a `template`."""
 
     feed_forward = 3  # it is gated
+    assumed = 2**31  # the most tokens of a prompt that is not counted, besides what the template drops
 
     def __init__(self, residents: Residents, checkpoint: Checkpoint, template: Template):
         super().__init__(residents, checkpoint.texts)
@@ -62,9 +66,18 @@ class TemplateTexts(PromptTexts[str]):
         """Return the stage of the language model."""
         return [self._encoding(max(self._token_counts(prompts, counted)))]
 
+    @contextmanager
+    def of_usual_length(self) -> Iterator[None]:
+        """Take prompts that are not counted to be USUAL tokens long, where the template does not fill them up."""
+        self.assumed = self.assumed if self.template.pad else USUAL
+        try:
+            yield
+        finally:
+            del self.assumed  # of the instance
+
     def _token_counts(self, prompts: Sequence[str], counted: bool) -> list[int]:
         """Return the number of tokens of each filled template."""
-        longest = self.template.dropped + self.template.seen
+        longest = self.template.dropped + min(self.template.seen, self.assumed)
         return [len(self.fill(prompt).ids) if counted else longest for prompt in prompts]
 
     def _encoding(self, length: int) -> Stage:
