@@ -300,7 +300,7 @@ def _row(
     from qwenimg.common.hub.forecast import times, usual_steps
     from qwenimg.common.pipeline import second_pass
 
-    if not counted:
+    if not counted and model.engine.rate is not None:  # published rates were compared with the longest prompt
         memory.steps = usual_steps(model, request)
     steps, seconds = second_pass.steps(model, request), times(model, request, memory)
     return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, lora_bytes=lora_bytes)
