@@ -33,10 +33,15 @@ from doc_tables import DOCS, table, write
 from PIL import Image
 from random_folders import controlled, write_folder
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from support import tiny_autoencoder
+
 from qwenimg.common.base.amounts import parse_max
+from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 
 PROMPT = "a red circle and a small blue square on a white background"
 PICTURE = "seen.png"  # of models that edit one
+TINY = "taesd_decoder.safetensors"  # of published sizes, beside its encoder
 RESULTS, ALLOCATOR = (DOCS / "results" / name for name in ("memory.json", "allocator.json"))
 NEAR, NEAR_COUNTED = 0.10, 0.15  # of what is measured, and of what the allocator counts
 KEPT = 16 * 10**6  # bytes that a stage may be off in any case: what Python and allocators keep
@@ -62,14 +67,19 @@ class Run:
         return "-".join([*first, *(word.lstrip("-") for word in self.options.split()[1:])])
 
     def words(self, path: Path) -> list[str]:
-        """The options, with the picture in the folder `path`."""
-        return [str(path / PICTURE) if word == PICTURE else word for word in self.options.split()]
+        """The options, with the picture and the tiny VAE in the folder `path`."""
+        return [str(path / word) if word in (PICTURE, TINY) else word for word in self.options.split()]
+
+    @property
+    def title(self) -> str:
+        """The model, and its tiny VAE."""
+        return f"{self.model} with taesd" if TINY in self.options else self.model
 
     def asked(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Keywords to load the model and to draw with."""
-        words = self.options.split()
+        words = self.words(path)
         given = dict(zip(words[::2], words[1::2], strict=True))
-        seen = [str(path / PICTURE)] if given.pop("-i", "") else None
+        seen = [given.pop("-i")] if "-i" in given else None
         width, height = map(int, given.pop("--size").split("x"))
         draw: dict[str, Any] = {"prompt": PROMPT, "width": width, "height": height, "steps": 2}
         draw |= {"image": seen} if seen else {}
@@ -110,6 +120,8 @@ RUNS = (
     Run("sd15", "cpu", "--size 512x512 --precision fp32 --guidance 1"),
     Run("sd15", "cpu", "--size 768x768 --precision fp32 --preset memory"),
     Run("sd15", "mlx", "--size 256x256 --precision fp32"),
+    Run("sd15", "cpu", f"--size 512x512 --precision fp32 --vae {TINY}"),
+    Run("sd15", "cpu", f"--size 512x512 --precision bf16,vae=bf16 --vae {TINY}"),
     Run("sdxl", "cpu", "--size 512x512 --precision fp32"),
     Run("sdxl", "cpu", "--size 512x512 --precision bf16"),
     Run("sdxl", "cpu", "--size 512x512 --precision fp32 -q 8"),
@@ -227,6 +239,7 @@ def made(folder: Path, model: str) -> Path:
     path = folder / model
     if not (path / "model_index.json").exists():
         write_folder(path, model)
+        tiny_autoencoder.write_authors(path, "taesd", tiny_autoencoder.weights(TinyVAEConfig()))
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)).save(path / PICTURE)
     return path
 
@@ -321,7 +334,7 @@ def page(runs: Sequence[Run], results: dict[str, Any]) -> str:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
         if (found := results.get(run.name)) is not None:
-            groups.setdefault((run.model, run.backend), []).append(found)
+            groups.setdefault((run.title, run.backend), []).append(found)
     rows = []
     for (model, backend), some in groups.items():
         peaks = [found["measured"] / 1e6 for found in some]
