@@ -21,7 +21,7 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import UPSCALERS, ModelFolders, entries_below
-from qwenimg.common.jobs.foreign import Foreign, known_model
+from qwenimg.common.jobs.foreign import NO_NAMES, Foreign, known_model
 from qwenimg.common.measure import exactness
 from qwenimg.common.parts.control_net import Encoders
 from qwenimg.common.parts.downloads import Download
@@ -83,8 +83,8 @@ def needed_options(recipe: Foreign) -> list[str]:
 
 def _names_there(known: Download) -> tuple[str, ...]:
     """Return how the file of a known network is called elsewhere: like its repository, or by its own name."""
-    files = (name.rpartition("/")[2].rpartition(".")[0].lower() for name in known.files if known.is_alone)
-    return known.repo.rpartition("/")[2].lower(), *files
+    stem = PurePath(known.files[0] if known.is_ip_adapter else known.files[-1]).stem.lower()
+    return (known.repo.rpartition("/")[2].lower(), *(() if stem in NO_NAMES else (stem,)))
 
 
 def find_control(

@@ -45,6 +45,8 @@ _ENDINGS = ("karras", "polyexponential", "exponential", "sgmuniform", "alignyour
 
 FILES = {file: known.name for known in catalog.KNOWN.values() for file in known.files}
 _SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE)
+NO_NAMES = ("model", "diffusion_pytorch_model", "pytorch_lora_weights", "adapter_model")
+"""Names of files that say nothing: their folder has the name."""
 _HUB_ID = re.compile(REPO)
 _TAG = re.compile(r"<((?:lora|lyco|lycoris|hypernet)\s*:[^<>]{0,200})>", re.IGNORECASE)
 _STRENGTH = re.compile(r"[+-]?(?:[0-9]{1,6}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})", re.ASCII)
@@ -222,7 +224,9 @@ def file_name(text: str) -> str:
     """Return the last part of a path without a file's suffix, or a hub id as it is; "" for one that has none."""
     text = text.rstrip("/\\")
     if not _HUB_ID.fullmatch(text) or _SUFFIX.search(text):
-        text = re.split(r"[/\\]", text)[-1]
+        *folders, text = re.split(r"[/\\]", text)
+        if folders and _SUFFIX.sub("", text) in NO_NAMES:
+            text = folders[-1]
     name = _SUFFIX.sub("", text).strip()
     return name if name.isprintable() and name not in (".", "..") else ""
 

@@ -174,7 +174,7 @@ def _put_controls(recipe: Foreign, graph: Graph, sampler: Node) -> None:
             if node.kind != "ControlNetApply" and not any(node is other for other in others):
                 recipe.notes.append("one of its control networks sees the prompt alone, not the negative one")
         elif node.kind == "StyleModelApply":
-            _leave_out_style(recipe, graph, node)
+            _put(recipe, graph, node, _put_style)
         elif node.kind == "FluxGuidance" and recipe.fields.get("guidance") == 1:
             graph.seen.add(node.kind)
             recipe.put("guidance", graph.value(node, "guidance"))
@@ -183,11 +183,20 @@ def _put_controls(recipe: Foreign, graph: Graph, sampler: Node) -> None:
         recipe.left_out.append("a control network of the negative prompt alone")
 
 
-def _leave_out_style(recipe: Foreign, graph: Graph, node: Node) -> None:
-    loader = graph.linked(node, "style_model")
-    graph.seen.update({node.kind, "CLIPVisionEncode", *([] if loader is None else [loader.kind])})
-    name = None if loader is None else loader.inputs.get("style_model_name")
-    recipe.left_out.append(f"style model {name} and its picture")
+def _put_style(recipe: Foreign, graph: Graph, node: Node) -> tuple[str, bool]:
+    """Set FLUX.1 Redux."""
+    loader, seen = graph.linked(node, "style_model"), graph.linked(node, "clip_vision_output")
+    name = None if loader is None else graph.value(loader, "style_model_name")
+    strength = graph.value(node, "strength")
+    graph.seen.update(one.kind for one in (loader, seen) if one is not None)
+    title = f"style model {name}"
+    if seen is not None:
+        _picture(recipe, graph, seen, "image", title)
+    if strength not in (None, 1):
+        recipe.notes.append(
+            "the strength of its style model is that of the picture alone there, of the prompt too here"
+        )
+    return title, recipe.put_control(name, "", 1 if strength is None else strength)
 
 
 def _put_control(recipe: Foreign, graph: Graph, node: Node) -> tuple[str, bool]:

@@ -50,6 +50,7 @@ WIDGETS: Mapping[str, tuple[str, ...]] = {
     "IPAdapter": ("weight", "start_at", "end_at", "weight_type"),
     "IPAdapterAdvanced": ("weight", "weight_type", "combine_embeds", "start_at", "end_at", "embeds_scaling"),
     "IPAdapterApply": ("weight", "noise", "weight_type", "start_at", "end_at", "unfold_batch"),
+    "StyleModelApply": ("strength", "strength_type"),
     "StyleModelLoader": ("style_model_name",),
     "UpscaleModelLoader": ("model_name",),
     "Canny": ("low_threshold", "high_threshold"),

@@ -17,7 +17,7 @@ from support.cli_runner import Library, cli
 from support.encoded import commented, jpeg
 from support.foreign_cases import COMFYUI, INVOKEAI, MFLUX, PAGE, graph, node
 
-from qwenimg.common.hub import resolve
+from qwenimg.common.hub import missing, resolve
 from qwenimg.common.jobs.replay import read_replay
 
 KNOWN = (
@@ -41,8 +41,9 @@ def with_comment(name: str, comment: bytes) -> str:
 
 @pytest.fixture(autouse=True)
 def _named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model of these recipes is on this machine."""
+    """No model of these recipes is on this machine, nor a file of the LoRAs and networks that are given."""
     monkeypatch.setattr(resolve, "named", lambda name, **_: name)
+    monkeypatch.setattr(missing, "check", lambda *given, **more: None)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])

@@ -16,8 +16,8 @@ from support.refusals import refused
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import in_memory
-from qwenimg.common.hub.network_search import needed_options
-from qwenimg.common.jobs.foreign import Foreign
+from qwenimg.common.hub.network_search import control_name, needed_options
+from qwenimg.common.jobs.foreign import Foreign, file_name
 from qwenimg.common.jobs.foreign_comfyui import PRESETS
 from qwenimg.common.jobs.foreign_read import MAX_TEXT, read_foreign, read_workflow
 from qwenimg.common.jobs.replay import read_replay
@@ -212,12 +212,21 @@ def test_patches_of_models_and_redux() -> None:
         _3={"model": ["10", 0], "positive": ["12", 0]},
         _10=node("ZImageFunControlnet", model=["4", 0], model_patch=["11", 0], strength=0.75, image=["14", 0]),
         _11=node("ModelPatchLoader", name="Z-Image-Turbo-Fun-Controlnet-Union-2.1.safetensors"),
-        _12=node("StyleModelApply", conditioning=["6", 0], style_model=["13", 0], strength=1),
+        _12=node("StyleModelApply", conditioning=["6", 0], style_model=["13", 0], strength=0.5,
+                 strength_type="multiply", clip_vision_output=["15", 0]),
+        _15=node("CLIPVisionEncode", clip_vision=["16", 0], image=["14", 0], crop="center"),
+        _16=node("CLIPVisionLoader", clip_name="sigclip_vision_patch14_384.safetensors"),
         _13=node("StyleModelLoader", style_model_name="flux1-redux-dev.safetensors"),
         _14=node("LoadImage", image="pose.png"),
     )  # fmt: skip
-    assert controls(found) == ["Z-Image-Turbo-Fun-Controlnet-Union-2.1=PICTURE:0.75"]
-    assert "style model flux1-redux-dev.safetensors and its picture" in "\n".join(found.messages())
+    assert controls(found) == ["Z-Image-Turbo-Fun-Controlnet-Union-2.1=PICTURE:0.75", "flux1-redux-dev=PICTURE:0.5"]
+    lines = "\n".join(found.messages())
+    assert "of the picture alone there" in lines and "redux-dev.safetensors needs its picture of pose.png" in lines
+    assert needed_options(found)[-1].endswith("--control flux-redux=PICTURE:0.5")
+    assert control_name("diffusion_pytorch_model", None) == "diffusion_pytorch_model", "a name of many"
+    assert file_name("SDXL\\union-promax\\diffusion_pytorch_model.safetensors") == "union-promax"
+    lost = comfyui(_3={"positive": ["10", 0]}, _10=node("StyleModelApply", conditioning=["6", 0], strength=1))
+    assert not lost.controls and "style model None" in "\n".join(lost.messages())
 
 
 @pytest.mark.parametrize(
