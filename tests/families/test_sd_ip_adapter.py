@@ -135,7 +135,7 @@ def test_a_known_name_in_the_cache(
         assert (made[0].latents == made[1].latents).all()
         with pytest.raises(ModelError, match=r"\(2\.6 GB, Apache-2\.0\).* by: qwenimg pull ip-"):
             pipe.check("x", control=("ip-adapter-full-face_sd15", PICTURE))
-        with pytest.raises(ModelError, match="known by name are ip-adapter_sd15 and others"):
+        with pytest.raises(ModelError, match="no such file or folder; give --ip-adapter ip-adapter_sd15 --ip-image"):
             pipe.check("x", control=("ip-adapter_sd14", PICTURE))
     assert network_search.named_control("ip-adapter_sd15") == cache / "ip-adapter_sd15.safetensors"
     here = {one.name: one.here for one in listing.entries() if one.name.startswith("ip-adapter")}
