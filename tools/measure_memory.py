@@ -140,6 +140,8 @@ RUNS = (
     Run("sdxl-union", "mlx", "--size 128x128 --precision fp32"),
     Run("z-image-control", "cpu", "--size 512x512 --precision fp32"),
     Run("z-image-control", "mlx", "--size 128x128 --precision fp32"),
+    Run("flux-control", "cpu", "--size 512x512 --precision fp32"),
+    Run("flux-control", "mlx", "--size 128x128 --precision fp32"),
     # 30 % of the denoiser
     Run("deep", "cpu", "--size 256x256 --precision fp32 --max-memory 725MB"),
     Run("deep", "mlx", "--size 128x128 --precision fp32 --max-memory 725MB"),

@@ -26,6 +26,7 @@ from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
 from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
     flux2_dit,
+    flux_controlnet,
     flux_dit,
     qwen21_dit,
     qwen_controlnet,
@@ -192,6 +193,10 @@ FLUX = flux_dit.FluxConfig(
     num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024, pooled_projection_dim=256,
     guidance_embeds=True,
 )  # fmt: skip
+FLUX_CONTROL = flux_controlnet.FluxControlNetConfig(
+    num_layers=2, num_single_layers=2, num_attention_heads=8, joint_attention_dim=1024, pooled_projection_dim=256,
+    num_mode=7,
+)  # fmt: skip
 FLUX_CLIP = clip.CLIPConfig(vocab_size=589, hidden_size=256, intermediate_size=1024, num_attention_heads=4)
 FLUX_VAE = replace(kl_vae.FLUX_1, block_out_channels=(64, 128, 256, 256))
 FLUX2 = flux2_dit.Flux2Config(
@@ -306,6 +311,7 @@ KINDS |= {
     "sdxl-union": replace(
         KINDS["sdxl"], control=(unet_controlnet_union.NETWORK, control.union_like(SDXL)), picture="depth"
     ),
+    "flux-control": replace(KINDS["flux"], control=(flux_controlnet.NETWORK, FLUX_CONTROL), picture="depth"),
     "z-image-control": replace(KINDS["z-image"], control=(zimage_control.NETWORK, ZIMAGE_CONTROL)),
 }
 

@@ -201,7 +201,7 @@ def mask_of(net: Controller, control: Control) -> Literal["none", "optional", "n
 def check_kind(net: Controller, control: Control) -> None:
     """Raise UsageError for a control whose kind of picture its network does not know, or that lacks one."""
     told = _told(control)
-    if net.kinds and control.kind not in net.kinds:
+    if net.kinds and control.kind_among(net.kinds) not in net.kinds:
         what = f"{control.preprocessor}@ is none" if control.preprocessor else "its picture has none"
         raise UsageError(f"{told} needs a kind of picture, and {what}: write KIND@PICTURE, of {', '.join(net.kinds)}")
     if not net.kinds and control.preprocessor in control_text.KINDS:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ MAX_SCALE = 10.0
 PREPROCESSORS = ("canny", "scribble", "invert", "grey", "blur", "colour")  # `pictures/preprocessors.py`
 ROLES = ("also", "mask")
 """What a picture is to the last one of an IP-Adapter: a further picture, or the part of the image where that counts."""
-KINDS = ("openpose", "depth", "softedge", "lineart", "normal", "segment", "tile", "inpaint")
+KINDS = ("openpose", "depth", "softedge", "lineart", "normal", "segment", "tile", "inpaint", "low-quality")
 """The kinds of pictures that were made elsewhere, for networks of several kinds."""
 # The kinds of the pictures that preprocessors make
 _MADE = {"canny": "lineart", "scribble": "softedge", "invert": "lineart", "blur": "tile"}
@@ -93,6 +93,11 @@ class Control:
     def kind(self) -> str:
         """The kind of its picture, one of KINDS; "" if it is open."""
         return self.preprocessor if self.preprocessor in KINDS else _MADE.get(self.preprocessor, "")
+
+    def kind_among(self, kinds: Collection[str]) -> str:
+        """Return the kind of its picture for a network of these `kinds`, of which some may be what a preprocessor
+        makes; "" if it is open."""
+        return self.preprocessor if self.preprocessor in kinds else self.kind
 
     @property
     def numbers(self) -> str:

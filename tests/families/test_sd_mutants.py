@@ -1,4 +1,4 @@
-"""2,000 damaged files of what controls and changes Stable Diffusion's pictures, 500 of them pickles: each is read or
+"""2,000 damaged files of what controls pictures of Stable Diffusion and FLUX.1, 500 of them pickles: each is read or
 refused in one line, and nothing of a pickle runs."""
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ from safetensors.torch import save_file
 from support.file_mutants import assert_line, damaged
 from support.tiny_adapter import adapter_names, tiny_adapter
 from support.tiny_controlnet import authors_names, tiny_controlnet, tiny_union
+from support.tiny_flux import write_tiny_flux
+from support.tiny_flux_control import tiny_controlnet as flux_controlnet
 from support.tiny_ip_adapter import nested
 from support.tiny_ip_adapter import tensors as ip_adapter_tensors
 from support.tiny_sd import _SMALL, UNETS, write_tiny_sd
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.families.stable_diffusion.control import open_control
 
 MUTANTS, PICKLED = 2000, 500
 UNET, XL = UNETS["sd15"] | _SMALL, UNETS["sdxl"] | _SMALL
 Tensors = dict[str, torch.Tensor]
 
 
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "sd15": lambda folder: write_tiny_sd(folder, "sd15"),
+    "sdxl": lambda folder: write_tiny_sd(folder, "sdxl"),
+    "flux": lambda folder: write_tiny_flux(folder, "dev"),
+}
 KINDS: dict[str, tuple[str, Callable[[], Tensors]]] = {
     "controlnet": ("sd15", lambda: dict(tiny_controlnet(UNET).state_dict())),
     "authors": ("sd15", lambda: authors_names(tiny_controlnet(UNET))),
@@ -37,6 +43,7 @@ KINDS: dict[str, tuple[str, Callable[[], Tensors]]] = {
     "union": ("sdxl", lambda: dict(tiny_union(XL, num_control_type=6).state_dict())),
     "control-lora": ("sdxl", lambda: control_lora(authors_names(tiny_controlnet(XL), ""))),
     "ip-adapter": ("sd15", lambda: ip_adapter_tensors("sd15", "plus")),
+    "flux-union": ("flux", lambda: dict(flux_controlnet("union").state_dict())),
 }
 # The kinds that are published as files of PyTorch, and what such a file holds
 PICKLES: dict[str, Callable[[Tensors], Any]] = {"authors": dict, "adapter": dict, "ip-adapter": nested}
@@ -61,13 +68,16 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     base, make = KINDS[kind]
-    write_tiny_sd(tmp_path / base, base)
+    WRITERS[base](tmp_path / base)
     tensors = {key: value.contiguous() for key, value in make().items()}
     ran: list[Any] = []
     monkeypatch.setattr("os.system", ran.append)
     each, pickled = -(-MUTANTS // len(KINDS)), 2 * -(-PICKLED // (2 * len(PICKLES))) * (kind in PICKLES)
     chance, verdicts = random.Random(kind), Counter[str]()
-    with closing(registry.open_model(tmp_path / base).checkpoint) as model:
+    opened = registry.open_model(tmp_path / base)
+    assert opened.family.control is not None
+    open_control = opened.family.control.open
+    with closing(opened.checkpoint) as model:
         for form, count in (("safetensors", each - pickled), ("pth", pickled // 2), ("old pth", pickled // 2)):
             if not count:
                 continue

@@ -15,6 +15,7 @@ from support.relative import relative
 from support.thread_ranks import SECONDS, ThreadGroup, opened, together
 from support.tiny_control import write_control_lora, write_controlnet, write_patches
 from support.tiny_controlnet import write_controlnet as write_unet_controlnet
+from support.tiny_flux_control import write_controlnet as write_flux_controlnet
 from support.tiny_ip_adapter import write_adapter
 from support.tiny_model import tiny_dit
 from support.tiny_sd import _SMALL, UNETS
@@ -221,24 +222,26 @@ def test_the_passes_of_a_rank(tiny: dict[str, Path], monkeypatch: pytest.MonkeyP
     assert len(calls) == 2 * 3
 
 
-@pytest.mark.parametrize("kind", ["union", "patches", "lora"])
+@pytest.mark.parametrize("kind", ["union", "patches", "lora", "flux"])
 @pytest.mark.sample(0)
 def test_control_beside_branches(kind: str, tiny: dict[str, Path], tmp_path: Path) -> None:
+    model = "flux-dev" if kind == "flux" else "qwen"
     nets = {
         "union": lambda: write_controlnet(tmp_path / "net"),
+        "flux": lambda: write_flux_controlnet(tmp_path / "net"),
         "patches": lambda: write_patches(tmp_path / "net.safetensors"),
         "lora": lambda: write_control_lora(tmp_path / "lora.safetensors", tiny_dit()),
     }
     net = nets[kind]()
     picture = np.random.default_rng(2).integers(0, 256, (40, 60, 3), np.uint8)
-    asked = SIZE | GUIDED["qwen"] | {"control": (net, picture)}
-    expected = latents(tiny["qwen"], None, asked)
+    asked = SIZE | GUIDED[model] | {"control": (net, picture)}
+    expected = latents(tiny[model], None, asked)
     assert expected is not None
-    without = latents(tiny["qwen"], None, SIZE | GUIDED["qwen"])
+    without = latents(tiny[model], None, SIZE | GUIDED[model])
     assert without is not None and relative(without, expected) > 0.01
-    check(tiny["qwen"], 2, asked, True, expected)
+    check(tiny[model], 2, asked, True, expected)
     with pytest.raises(UsageError, match="share the branches of guidance alone"):
-        together(3, lambda group: latents(tiny["qwen"], group, asked))
+        together(3, lambda group: latents(tiny[model], group, asked))
 
 
 @pytest.mark.parametrize("kinds", [("network",), ("adapter",), ("network", "adapter")], ids="-".join)

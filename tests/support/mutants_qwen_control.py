@@ -17,6 +17,7 @@ from qwenimg.common.numbers import packing
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline import control_pictures
+from qwenimg.common.pipeline.models.control_stages import OpenControl
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request.control_text import Control
 from support import oracle_control
@@ -114,12 +115,14 @@ def last_block_without(patch: Patch) -> None:
 
 
 def scale_ignored(patch: Patch) -> None:
-    patch.around(control._Active, "__init__", lambda init, own, **given: init(own, **(given | {"scale": 1.0})))
+    patch.around(OpenControl, "__init__", lambda init, own, **given: init(own, **(given | {"scale": 1.0})))
 
 
 def scale_squared(patch: Patch) -> None:
     patch.around(
-        control._Active, "__init__", lambda init, own, **given: init(own, **(given | {"scale": given["scale"] ** 2}))
+        OpenControl,
+        "__init__",
+        lambda init, own, **given: init(own, **(given | {"scale": given["scale"] ** 2})),
     )
 
 

@@ -22,6 +22,7 @@ from support import (
     tiny_edit,
     tiny_flux,
     tiny_flux2,
+    tiny_flux_control,
     tiny_ip_adapter,
     tiny_layered,
     tiny_model,
@@ -40,7 +41,11 @@ from support.tiny_t5 import tiny_t5
 WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
 PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (1, 2)}  # that a family sees
 # The families that are recorded with control networks
-CONTROLLED = frozenset({"controlled", "sd15-controlled", "sdxl-controlled", "sd15-pictured", "z-image-controlled"})
+CONTROLLED = frozenset(
+    {
+        "controlled", "sd15-controlled", "sdxl-controlled", "sd15-pictured", "z-image-controlled", "flux-controlled",
+    }
+)  # fmt: skip
 # The families that are recorded with a tiny VAE, and its name
 TINY_VAES = {"sd15-tiny": "taesd", "flux2-tiny": "taef2", "qwen-tiny": "taew2_1"}
 WITHOUT_TOWER = ("qwen21-text", "text_encoder")
@@ -117,6 +122,8 @@ def write_controls(model: Path, seed: int) -> list[str]:
     folder, config = model.parent / "controls", json.loads((model / "transformer" / "config.json").read_text())
     if "cap_feat_dim" in config:
         return _write_zimage_controls(folder, config, seed)
+    if "pooled_projection_dim" in config:
+        return _write_flux_controls(folder, config, seed)
     names = ("attention_head_dim", "num_attention_heads", "joint_attention_dim", "axes_dims_rope")
     fields, sizes = {name: config[name] for name in names}, Sizes(seed)
     width = config["attention_head_dim"] * config["num_attention_heads"]
@@ -142,6 +149,17 @@ def _write_zimage_controls(folder: Path, config: dict[str, Any], seed: int) -> l
         )
         net.save_pretrained(folder / version)
     return [str(folder / version) for version in tiny_zimage.CONTROLS]
+
+
+def _write_flux_controls(folder: Path, config: dict[str, Any], seed: int) -> list[str]:
+    """Write a ControlNet without blocks of one stream and a Union with some, of random depths, for a transformer with
+    this `config`."""
+    sizes, own = Sizes(seed), ("_class_name", "_diffusers_version", "_name_or_path", "out_channels", "patch_size")
+    fields = {name: value for name, value in config.items() if name not in own}
+    for kind, least in (("pro-2", 0), ("union", 1)):
+        layers = {"num_layers": sizes.whole(1, 3), "num_single_layers": least and sizes.whole(1, 3)}
+        tiny_flux_control.write_controlnet(folder / kind, kind, sizes.next_seed(), **(fields | layers))
+    return [str(folder / "pro-2"), str(folder / "union")]
 
 
 def _write_controlnets(model: Path, seed: int) -> list[str]:
@@ -456,6 +474,7 @@ def _sd(sizes: Sizes, kind: str) -> Parts:
 
 FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "flux": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
+    "flux-controlled": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
     "flux2": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),

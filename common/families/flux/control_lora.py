@@ -21,7 +21,7 @@ from qwenimg.common.weights.loras.lora import fit, read_lora, widened
 
 def published(name: str) -> Controller | None:
     """Return the LoRA known as `name`, without its file; None for another name."""
-    return ControlLora(name="", file=None, samples=True) if name in {one.name for one in known.CONTROLS} else None
+    return ControlLora(name="", file=None, samples=True) if name in {one.name for one in known.CONTROL_LORAS} else None
 
 
 def check_model(name: str, lora: Controller | None, checkpoint: Checkpoint) -> None:

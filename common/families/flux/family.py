@@ -12,7 +12,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import ControlFiles, Family
-from qwenimg.common.families.flux import control, mflux, redux, variants
+from qwenimg.common.families.flux import control, controlnet, mflux, redux, variants
 from qwenimg.common.families.flux.checkpoint import (
     FITS,
     NETWORKS,
@@ -29,7 +29,7 @@ from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.part_file import CLIP_L, KL_VAE, T5, ModelFile, PartFile, TinyVAEFile
-from qwenimg.common.networks.denoisers import flux_names
+from qwenimg.common.networks.denoisers import flux_controlnet, flux_names
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.encoders import redux as redux_network
 from qwenimg.common.networks.encoders import siglip_vision
@@ -59,7 +59,7 @@ KIND = DenoiserKind(
     without_units="fp16-upcast",
     keys={
         "final_norm": re.compile(r"(norm_out|proj_out)\."),
-        "residual": re.compile(r"(x_embedder|context_embedder)\."),
+        "residual": re.compile(r"((controlnet_)?x_embedder|context_embedder|controlnet_mode_embedder)\."),
     },
     scales={
         re.compile(_DOUBLE + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
@@ -67,6 +67,7 @@ KIND = DenoiserKind(
         re.compile(_DOUBLE + r"(ff|ff_context)\.net\.(0\.proj|2)"): 2.0**-5,
         re.compile(_SINGLE + r"attn\.(to_[qkv]|attend)"): 2.0**-3,
         re.compile(_SINGLE + r"proj_(mlp|out)"): 2.0**-5,
+        re.compile(r"controlnet_(single_)?blocks\.\d+"): 2.0**-10,  # they take the stream itself
     },
     rounds_time=True,
 )
@@ -145,6 +146,20 @@ FAMILY = Family(
     load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant", "tokenizer"}),
     open=OPENING.open,
     files=(
+        PartFile(
+            option="control",
+            title="a ControlNet for FLUX.1",
+            network=flux_controlnet.NETWORK,
+            is_in=lambda header: controlnet.is_control(header, kinds=False),
+            use="-m flux-dev --control FILE=PICTURE",
+        ),
+        PartFile(
+            option="control",
+            title="a ControlNet Union for FLUX.1",
+            network=flux_controlnet.NETWORK,
+            is_in=lambda header: controlnet.is_control(header, kinds=True),
+            use="-m flux-dev --control FILE=KIND@PICTURE",
+        ),
         ModelFile(
             title="Flux.1",
             parts=(*NETWORKS,),
@@ -175,7 +190,7 @@ FAMILY = Family(
     tiny_vae=lambda checkpoint: "taef1",
     control=ControlFiles(
         open=control.open_control,
-        networks=(),
+        networks=(flux_controlnet.NETWORK,),
         adapters=(redux_network.NETWORK,),
         encoders=(siglip_vision.NETWORK,),
         published=control.published,

@@ -79,7 +79,7 @@ DEPTH = _flux(
 )
 KNOWN = (SCHNELL, DEV, KONTEXT, FILL, CANNY, DEPTH)
 _lora = partial(Download, license="FLUX.1 dev Non-Commercial", controls="flux", bytes=1_240_000_000)
-CONTROLS = (
+CONTROL_LORAS = (
     _lora(
         name="flux-canny-lora",
         repo="black-forest-labs/FLUX.1-Canny-dev-lora",
@@ -108,6 +108,57 @@ REDUX = Download(
 )
 """By the names of its files. Its size follows from the shapes, in 16 bits; the files themselves were not seen."""
 ADAPTERS = (REDUX,)
+_control = partial(
+    Download,
+    license="FLUX.1 dev Non-Commercial",
+    controls="flux",
+    files=("config.json", "diffusion_pytorch_model.safetensors"),
+)
+CONTROLS = (
+    *CONTROL_LORAS,
+    _control(
+        name="flux-controlnet-union-pro-2",
+        repo="Shakker-Labs/FLUX.1-dev-ControlNet-Union-Pro-2.0",
+        title="a ControlNet for FLUX.1 dev, 2.1B",
+        bytes=4_280_000_000,
+        purpose="--control by canny or soft edges, depth, a pose or a grey picture",
+    ),
+    _control(
+        name="flux-controlnet-union-pro",
+        repo="Shakker-Labs/FLUX.1-dev-ControlNet-Union-Pro",
+        title="a ControlNet Union for FLUX.1 dev, 3.3B",
+        bytes=6_600_000_000,
+        purpose="--control by pictures of seven kinds, as KIND@PICTURE",
+    ),
+    _control(
+        name="flux-controlnet-union",
+        repo="InstantX/FLUX.1-dev-Controlnet-Union",
+        title="the first ControlNet Union for FLUX.1 dev, 3.3B",
+        bytes=6_600_000_000,
+        purpose="--control by pictures of seven kinds, as KIND@PICTURE",
+    ),
+    *(
+        _control(
+            name=f"flux-controlnet-{name}",
+            repo=repo,
+            title="a ControlNet for FLUX.1 dev, 1.8B",
+            bytes=3_580_000_000,
+            purpose=f"--control by {purpose}",
+        )
+        for name, repo, purpose in (
+            ("canny", "InstantX/FLUX.1-dev-Controlnet-Canny", "canny edges"),
+            ("upscaler", "jasperai/Flux.1-dev-Controlnet-Upscaler", "the picture itself, small or blurred"),
+            ("normals", "jasperai/Flux.1-dev-Controlnet-Surface-Normals", "normals of surfaces"),
+        )
+    ),
+)
+# Published ControlNets: their blocks of two streams and of one, and their kinds of pictures
+CONTROL_LAYERS = {
+    "flux-controlnet-union-pro-2": (6, 0, None),
+    "flux-controlnet-union-pro": (5, 10, 10),
+    "flux-controlnet-union": (5, 10, 10),
+    **dict.fromkeys((f"flux-controlnet-{name}" for name in ("canny", "upscaler", "normals")), (5, 0, None)),
+}
 # Why others are not supported
 REFUSED = {
     "flux.1-redux-dev": f"goes beside a model: pull {REDUX.name}, and give it with --ip-adapter {REDUX.name}",

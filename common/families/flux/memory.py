@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qwenimg.common.networks.denoisers.flux_controlnet import FluxControlNetConfig
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -16,9 +17,9 @@ def step_peak(config: FluxConfig, tokens: int) -> int:
 
 def modulation_rows(config: FluxConfig, plan: LoadPlan, rows: int) -> int:
     """Return the bytes of `rows` rows of modulation: twelve vectors for each block of two streams, three for each
-    block of one, and two. `plan` is the transformer's as it is in memory."""
-    bias = plan.entries["norm_out.linear.bias"]
-    vectors = 12 * config.num_layers + 3 * config.num_single_layers + 2
+    block of one, and two for the head, which a ControlNet lacks. `plan` is the transformer's as it is in memory."""
+    bias = plan.entries["transformer_blocks.0.norm1.linear.bias"]
+    vectors = 12 * config.num_layers + 3 * config.num_single_layers + 2 * ("norm_out.linear.bias" in plan.entries)
     return rows * vectors * config.dim * bias.storage.nbytes((1,))
 
 
@@ -27,3 +28,9 @@ def step_operations(config: FluxConfig, tokens: int) -> float:
     squares of the width in linear layers, and attention to all tokens."""
     blocks = config.num_layers + config.num_single_layers
     return blocks * (24.0 * tokens * config.dim**2 + 4.0 * tokens**2 * config.dim)
+
+
+def control_operations(config: FluxControlNetConfig, image: int, tokens: int) -> float:
+    """Count the operations of one call of a ControlNet for `tokens` tokens, `image` of them the image's."""
+    residuals = config.num_layers + config.num_single_layers
+    return step_operations(config, tokens) + residuals * 2.0 * image * config.dim**2

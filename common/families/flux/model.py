@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from qwenimg.common.families.flux import memory, references, variants
+from qwenimg.common.families.flux.controlnet import ControlNetworks, ControlRun
 from qwenimg.common.families.flux.redux import PictureTexts, SeenPicture
 from qwenimg.common.families.flux.texts import FluxTexts, PooledText
 from qwenimg.common.families.flux.variants import CANNY, DEPTH, FILL, KONTEXT, TEXT
@@ -61,12 +62,14 @@ class Flux(PooledFlowModel):
     options = frozenset({"step_cache", "cached_calls"})
     texts: FluxTexts
     config: FluxConfig
+    controls: ControlNetworks
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents, guided = Residents(runtime), checkpoint["transformer"].config.guidance_embeds
         texts, kind = FluxTexts(residents, checkpoint, LENGTHS[checkpoint.distilled]), checkpoint.variant
         halves = vae.scaled_halves(residents, checkpoint["vae"], samples=kind != KONTEXT.name)
         super().__init__(runtime, checkpoint, residents, texts, halves)
+        self.controls = ControlNetworks(residents, self.config)
         self.channels = self.vae.config.latent_channels
         if kind == KONTEXT.name:
             self.inputs = PictureInputs(references=REFERENCES)
@@ -75,10 +78,12 @@ class Flux(PooledFlowModel):
         elif kind in (CANNY.name, DEPTH.name):
             self.inputs, self.nets = PictureInputs(control=True), {"": OwnInput()}
         self.few_steps = variants.few_steps(guided=guided) if kind == TEXT.name else {}
+        self.controls.give(self.nets)
         self.pictures = PictureTexts(residents)
 
     def warnings(self, request: Request) -> list[str]:
-        unguided = request.guidance and not self.config.guidance_embeds
+        seen = self.config.guidance_embeds or request.controls  # whose networks see it
+        unguided = request.guidance and not seen
         lines = ["guidance has no effect: this model is not told it; give true-cfg"] if unguided else []
         return lines + super().warnings(request)
 
@@ -138,14 +143,36 @@ class Flux(PooledFlowModel):
         return [i for i, one in enumerate(request.controls) if one.scale and is_seen(self.nets[one.network])]
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
+        """Return the stages of the ControlNets and of the transformer."""
+        own = self._own_steps(request, plan, shape, lengths)
+        return [*self.controls.stages(request, self._control_run(request, plan, shape, lengths), own), *own]
+
+    def _control_run(
+        self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]
+    ) -> ControlRun:
+        return ControlRun(
+            plan=plan,
+            timesteps=self.timesteps(plan),
+            guidance=self.controls.guidance(request),
+            pooled=self._pooled(request)[0],
+            tokens=shape.count // PATCH**2,
+            length=lengths[0],
+        )
+
+    def _own_steps(
+        self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]
+    ) -> list[Stage]:
+        """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, sharing = self.guidance.branches(request), self.sharing(request)
         tokens = sum(one.count for one in [shape, *self.reference_shapes(request)]) // PATCH**2
         text = max(lengths)
         peak = memory.step_peak(self.config, sharing.part(tokens) + text)
         activations = self.call_bytes(peak, tokens, tokens + text, sharing)
         activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
+        activations += self.controls.kept_bytes(request, tokens)
         operations = [memory.step_operations(self.config, tokens + text)] * len(branches)
-        denoise = self.denoising(plan, branches, sharing, activations, operations)
+        co_resident = self.controls.co_resident(request)
+        denoise = self.denoising(plan, branches, sharing, activations, operations, co_resident)
         return self.with_modulation(request, plan, denoise)
 
     def modulation_rows(self, plan: LoadPlan, rows: int) -> int:
@@ -159,7 +186,10 @@ class Flux(PooledFlowModel):
         everything = [] if request.mask is not None else self.inputs.mask.everything(self.vae, shape)
         seen = self.seen(request)
         texts, pooled = self._states(request), self._pooled(request)
-        stages = self.steps(request, plan, shape, [states.shape[1] for states in texts])
+        lengths = [states.shape[1] for states in texts]
+        stages = self._own_steps(request, plan, shape, lengths)
+        [leading] = self.texts.pooled(pooled[:1]) if self.controls.nets_of(request) else [None]
+        nets = self.controls.open(request, self._control_run(request, plan, shape, lengths), stages, leading)
         modulation, first = self.modulate(request, plan, stages[0], partial(self._modulation, request, plan))
         transformer, _ = self.residents.acquire(stages[-1])
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}
@@ -187,6 +217,7 @@ class Flux(PooledFlowModel):
             shapes_of(texts, grid),
             pack=packing.pack,
             unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
+            make_control=partial(self.controls.controlling, request, plan, nets, grid, texts[0]),
         )
 
     def _modulation(

@@ -8,32 +8,25 @@ behind those of the image, of the same grid and one frame further.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from qwenimg.common.families.qwen_image import memory
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_controlnet
 from qwenimg.common.numbers import packing
-from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet, networks
-from qwenimg.common.parts.modulations import Modulations
-from qwenimg.common.pipeline.models.control_stages import ControlStages, OpenControl, levels
+from qwenimg.common.parts.control_net import ControlLora, ControlNet
+from qwenimg.common.pipeline.models.control_stages import ModulatedControls, in_its_steps, spread
 from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.engine import Array, ControlNetwork, TimeStep
+from qwenimg.common.runtime.engine import Array, ControlNetwork
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
 Grid = tuple[int, int]  # rows and columns of tokens
-
-
-def spread(controls: Sequence[Sequence[Any]], blocks: int) -> list[list[Any]]:
-    """Return the changes behind each of `blocks` by several controls: one with fewer changes has each for as many
-    blocks in a row, and the last for what is left."""
-    return [[changes[block // -(-blocks // len(changes))] for changes in controls] for block in range(blocks)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,36 +40,15 @@ class ControlSchedule:
     branches: float  # of guidance, averaged over the steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Active(OpenControl):
-    """A control whose network may have a timestep."""
-
-    modulation: Any  # None for a network without a timestep
-
-    def step(self, row: int) -> TimeStep:
-        return None if self.modulation is None else (self.modulation, row)
-
-
-class ControlNetworks(ControlStages[ControlSchedule]):
+class ControlNetworks(ModulatedControls[ControlSchedule]):
     """The control networks of one model, whose transformer has `blocks` blocks."""
-
-    by_block = True
 
     def __init__(self, residents: Residents, blocks: int):
         super().__init__(residents)
         self.blocks = blocks
-        self._modulations: dict[str, Modulations] = {}
 
-    def give(self, nets: Mapping[str, Controller]) -> None:
-        """Replace the networks and LoRAs, by their names in requests. Kept modulation of others is dropped."""
-        super().give(nets)
-        names = [net.name for net in networks(nets.values()) if _is_timed(net)]
-        self._modulations = {name: self._modulations.get(name, Modulations(self.residents, name)) for name in names}
-
-    def clear(self) -> None:
-        """Drop what is kept for later images."""
-        for modulations in self._modulations.values():
-            modulations.clear()
+    def is_modulated(self, net: ControlNet) -> bool:
+        return _is_timed(net)
 
     def seen(self, request: Request) -> list[int]:
         """Return which controls of a request have a picture that the transformer itself sees."""
@@ -117,17 +89,7 @@ class ControlNetworks(ControlStages[ControlSchedule]):
                 continue  # a LoRA
             network, modulation = opened[control.network]
             condition = network.condition(text, grid, self.engine.array(packing.pack(picture)))
-            begin, end = levels(plan, *control.steps(plan.steps))
-            active.append(
-                _Active(
-                    network=network,
-                    condition=condition,
-                    scale=control.scale,
-                    begin=begin,
-                    end=end,
-                    modulation=modulation,
-                )
-            )
+            active.append(in_its_steps(plan, control, network, condition, modulation))
 
         def control_step(x: Array, sigma: float) -> list[list[Any]] | None:
             now = [one for one in active if one.holds(sigma)]
@@ -143,7 +105,7 @@ class ControlNetworks(ControlStages[ControlSchedule]):
         if _is_timed(net):
             dtype = self.runtime.precision.time_dtype()
             rows = qwen_conditioning.time_rows(net.component.config, schedule.timesteps, dtype)
-            kept = self._modulations[net.name]
+            kept = self.modulations[net.name]
             modulation, _ = kept.get(schedule.timesteps, stages[0], lambda network, _: network.modulate(rows))
         network, _ = self.residents.acquire(stages[-1])
         return network, modulation
@@ -157,20 +119,14 @@ class ControlNetworks(ControlStages[ControlSchedule]):
         later: tuple[Stage, ...],
     ) -> list[Stage]:
         """Return the stages of one network: its modulation, unless it is kept or it has none, and all steps."""
-        component, config, timed = net.component, net.component.config, _is_timed(net)
         activations, operations = self._needs(net, run)
         activations += self.kept_bytes(request, run.tokens)
-        passes = self._passes(request, net, run)
-        kept = not timed or self._modulations[net.name].has(run.timesteps)
-        control = replace(self.stage(net, activations, passes, operations, co_resident, later), checked=kept)
-        if kept:
+        control = self.stage(net, activations, self._passes(request, net, run), operations, co_resident, later)
+        if not _is_timed(net):
             return [control]
-        rows = memory.modulation_rows(config, self.runtime.load_plan(component), len(run.timesteps))
-        modulations = self._modulations[net.name]
-        first = modulations.stage(
-            component, rows, "transformer_blocks.0.", [control.splits[-1].needed], co_resident=co_resident
-        )
-        return [replace(first, name=control.name, partners=later), control]
+        component, steps = net.component, len(run.timesteps)
+        rows = memory.modulation_rows(component.config, self.runtime.load_plan(component), steps)
+        return self.with_modulation(net, control, rows, run.timesteps)
 
     def _needs(self, net: ControlNet, schedule: ControlSchedule) -> tuple[int, float]:
         """Return the bytes of activations and the operations of one call of a network."""

@@ -144,10 +144,6 @@ class QwenImage(FlowModel):
         gains = self.engine.on_gpu and tokens <= BATCHED_TOKENS
         return list(dict.fromkeys([count, 1])) if gains else [1]
 
-    def forget(self) -> None:
-        super().forget()
-        self.controls.clear()
-
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         patch = self.config.patch_size
         grid = shape.grid(patch)

@@ -28,7 +28,7 @@ from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import config_at, on_paper
 from qwenimg.common.parts.control_net import ControlNet, check_sizes
 from qwenimg.common.parts.open_file import open_part
-from qwenimg.common.pipeline.models.control_stages import ControlStages, OpenControl, levels
+from qwenimg.common.pipeline.models.control_stages import ControlStages, in_its_steps
 from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
@@ -166,10 +166,9 @@ class ControlNetworks(ControlStages[ControlRun]):
         active = []
         for (control, net), picture in zip(self.controls(request), pictures, strict=True):
             network = opened[net.name]
-            begin, end = levels(plan, *control.steps(plan.steps))
             packed = self.engine.array(packing.pack(picture, channels_last=True))
             condition = network.condition(None, grid, packed)
-            active.append(OpenControl(network=network, condition=condition, scale=control.scale, begin=begin, end=end))
+            active.append(in_its_steps(plan, control, network, condition))
 
         def control_step(x: Array, sigma: float) -> list[Any] | None:
             now = [one for one in active if one.holds(sigma)]

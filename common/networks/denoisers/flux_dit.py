@@ -93,6 +93,15 @@ class FluxConfig:
 
 def manifest(config: FluxConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
+    return params.merge(
+        trunk(config),
+        params.linear("norm_out.linear", 2 * config.dim, config.dim),
+        params.linear("proj_out", config.out_features, config.dim),
+    )
+
+
+def trunk(config: FluxConfig) -> Manifest:
+    """Return the shapes of the embedders and of the blocks, which its ControlNets have too."""
     dim, embed = config.dim, "time_text_embed"
     guidance = diffusion_transformer.vector_embedding(f"{embed}.guidance_embedder", dim, TIME_CHANNELS)
     return params.merge(
@@ -103,8 +112,6 @@ def manifest(config: FluxConfig) -> Manifest:
         params.linear("x_embedder", dim, config.in_channels),
         params.repeat("transformer_blocks", config.num_layers, _double_block(config)),
         params.repeat("single_transformer_blocks", config.num_single_layers, _single_block(config)),
-        params.linear("norm_out.linear", 2 * dim, dim),
-        params.linear("proj_out", config.out_features, dim),
     )
 
 

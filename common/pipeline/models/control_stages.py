@@ -4,16 +4,17 @@ the denoiser, which calls them in every step."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from qwenimg.common.parts.control_net import Controller, ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlNet, networks
+from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.engine import Condition, ControlNetwork
+from qwenimg.common.runtime.engine import Condition, ControlNetwork, TimeStep
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Split, Stage
 
@@ -39,6 +40,9 @@ class ControlStages(ABC, Generic[Run]):
     def give(self, nets: Mapping[str, Controller]) -> None:
         """Replace the networks and LoRAs, by their names in requests."""
         self.nets = nets
+
+    def clear(self) -> None:
+        """Drop what is kept for later images."""
 
     def co_resident(self, request: Request) -> frozenset[str]:
         """Return the names of the networks in memory that a step of the denoiser calls too."""
@@ -96,6 +100,57 @@ class ControlStages(ABC, Generic[Run]):
         return sum(last - first for first, last in windows) / plan.steps
 
 
+class ModulatedControls(ControlStages[Run]):
+    """Control networks with blocks as those of the transformer, each with a modulation of its own, which is kept. Their
+    changes are those of the image stream behind each of the transformer's blocks."""
+
+    by_block = True
+
+    def __init__(self, residents: Residents):
+        super().__init__(residents)
+        self.modulations: dict[str, Modulations] = {}  # by the networks' names in memory
+
+    def is_modulated(self, net: ControlNet) -> bool:
+        """Return whether a network has a modulation."""
+        return True
+
+    def give(self, nets: Mapping[str, Controller]) -> None:
+        """Replace the networks and LoRAs, by their names in requests. Kept modulation of others is dropped."""
+        super().give(nets)
+        names = [net.name for net in networks(nets.values()) if self.is_modulated(net)]
+        self.modulations = {name: self.modulations.get(name, Modulations(self.residents, name)) for name in names}
+
+    def clear(self) -> None:
+        for modulations in self.modulations.values():
+            modulations.clear()
+
+    def with_modulation(
+        self, net: ControlNet, control: Stage, rows: int, schedule: Hashable, texts: Sequence[Hashable] = ()
+    ) -> list[Stage]:
+        """Return the stages of a network: its modulation of `rows` bytes, unless that of `schedule` and `texts` is
+        kept, and `control`, all steps."""
+        modulations = self.modulations[net.name]
+        kept = modulations.has(schedule, texts)
+        control = replace(control, checked=kept)
+        if kept:
+            return [control]
+        first = modulations.stage(
+            net.component,
+            rows,
+            "transformer_blocks.0.",
+            [control.splits[-1].needed],
+            co_resident=control.co_resident,
+        )
+        return [replace(first, name=control.name, partners=control.partners), control]
+
+
+def spread(controls: Sequence[Sequence[Any]], blocks: int) -> list[list[Any]]:
+    """Return the changes behind each of `blocks` by several controls: one with fewer changes has each for as many
+    blocks in a row, and the last for what is left; one without changes has none."""
+    some = [changes for changes in controls if changes]
+    return [[changes[block // -(-blocks // len(changes))] for changes in some] for block in range(blocks)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpenControl:
     """A control of a run whose network is open."""
@@ -105,10 +160,25 @@ class OpenControl:
     scale: float
     begin: float  # it controls noise levels up to this one
     end: float  # and above this one
+    modulation: Any = None  # of a network that has one, for each row of the run's schedule
 
     def holds(self, sigma: float) -> bool:
         """Return whether it changes something at a noise level."""
         return self.end < sigma <= self.begin and self.scale != 0
+
+    def step(self, row: int) -> TimeStep:
+        """Return the time of a step at a row of the schedule."""
+        return None if self.modulation is None else (self.modulation, row)
+
+
+def in_its_steps(
+    plan: SamplingPlan, control: Control, network: ControlNetwork, condition: Condition, modulation: Any = None
+) -> OpenControl:
+    """Return a control of a run by `plan`, at the noise levels of its steps."""
+    begin, end = levels(plan, *control.steps(plan.steps))
+    return OpenControl(
+        network=network, condition=condition, scale=control.scale, begin=begin, end=end, modulation=modulation
+    )
 
 
 def levels(plan: SamplingPlan, first: int, last: int) -> tuple[float, float]:

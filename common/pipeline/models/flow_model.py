@@ -198,6 +198,8 @@ class FlowModel(DiffusionModel):
     def forget(self) -> None:
         self.texts.forget()
         self.modulations.clear()
+        if self.controls is not None:
+            self.controls.clear()
 
     def close(self) -> None:
         self.modulations.clear()

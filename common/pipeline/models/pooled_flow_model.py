@@ -38,7 +38,9 @@ class PooledFlowModel(FlowModel):
         rows = self.modulation_rows(self.runtime.load_plan(denoise.component), len(plan.evaluated_sigmas()))
         counts = self.modulations.counts(rows, len(prompts), len(self.texts.others(prompts)))
         activations = [split.activations for split in denoise.splits]
-        modulation = self.modulations.stage(denoise.component, rows, "transformer_blocks.0.", activations, counts)
+        modulation = self.modulations.stage(
+            denoise.component, rows, "transformer_blocks.0.", activations, counts, denoise.co_resident
+        )
         return [modulation, replace(denoise, checked=False)]
 
     def modulate(
@@ -60,6 +62,8 @@ class PooledFlowModel(FlowModel):
         super().adapt(deltas)
         if not all(before[name].plan.same_deltas(text.plan) for name, text in self.checkpoint.texts.items()):
             self.modulations.clear()
+            if self.controls is not None:
+                self.controls.clear()
 
     def pooled_keys(self, request: Request) -> list[Hashable]:
         """Return the different keys of the branches' pooled texts: their prompts, unless a family changes the

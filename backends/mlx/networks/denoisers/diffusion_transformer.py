@@ -6,6 +6,10 @@ B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribut
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
@@ -14,6 +18,24 @@ from qwenimg.backends.mlx import ops
 
 Pair = tuple[Array, Array]
 Rope = Pair  # the tables of image and text that `ops.rope_freqs` returns
+Change: TypeAlias = Callable[[Array], Array]
+"""A change by a control network: from the image stream behind a block, [B M C], it makes an addition [B L C] to its
+first tokens, which are those of the image."""
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A `Change` that is the same for every stream."""
+
+    values: Array  # [1 L C]
+
+    def __call__(self, img: Array) -> Array:
+        return self.values
+
+
+def residuals(values: list[Array], scale: float) -> list[Residual]:
+    """Return residuals [1 L C] times `scale`, as changes."""
+    return [Residual(one if scale == 1 else one * scale) for one in values]
 
 
 class TimestepEmbedding(mlx.nn.Module):

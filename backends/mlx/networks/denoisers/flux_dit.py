@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn
@@ -18,19 +18,19 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
+    Change,
     FeedForward,
     FinalNorm,
     JointBlock,
     Pair,
+    Rope,
     RotaryAttention,
     TimestepEmbedding,
 )
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import flux_conditioning
 from qwenimg.common.networks.denoisers.flux_dit import NORM_EPS, TIME_CHANNELS, FluxConfig
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -76,10 +76,11 @@ class TransformerBlock(JointBlock):
         temb = ops.silu(temb)
         return self.norm1.linear(temb), self.norm1_context.linear(temb)
 
-    def __call__(self, img: Array, txt: Array, mods: Pair, rope: Pair) -> Pair:
-        """Run the block on img [B L C] and txt [B S C], with mods ([1 6C], [1 6C])."""
+    def __call__(self, img: Array, txt: Array, mods: Pair, rope: Rope, *control: Change) -> Pair:
+        """Run the block on img [B L C] and txt [B S C], with mods ([1 6C], [1 6C]). control: the changes of the image
+        stream after it."""
         img, txt = self.streams(img, txt, mods, rope, (self.ff, self.ff_context))
-        return img, ops.clipped(txt)
+        return changed(img, control), ops.clipped(txt)
 
 
 class SingleTransformerBlock(mlx.nn.Module):
@@ -97,8 +98,9 @@ class SingleTransformerBlock(mlx.nn.Module):
         """[T C] -> [T 3C]."""
         return self.norm.linear(ops.silu(temb))
 
-    def __call__(self, img: Array, txt: Array, mod: Array, rope: Array) -> Pair:
-        """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first."""
+    def __call__(self, img: Array, txt: Array, mod: Array, rope: Array, *control: Change) -> Pair:
+        """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first; control: as in
+        `TransformerBlock`."""
         shift, scale, gate = ops.chunks(mod, 3, None)
         dtype, S = self.proj_mlp.dtype, txt.shape[1]
 
@@ -108,29 +110,45 @@ class SingleTransformerBlock(mlx.nn.Module):
             dtype,
         )
         update = self.proj_out(mx.concatenate((self.attn(x, rope), ops.linear_gelu(self.proj_mlp, x)), axis=-1))
-        return ops.clipped(ops.gated(img, gate, update[:, S:])), ops.clipped(ops.gated(txt, gate, update[:, :S]))
+        img = changed(ops.clipped(ops.gated(img, gate, update[:, S:])), control)
+        return img, ops.clipped(ops.gated(txt, gate, update[:, :S]))
+
+
+def changed(img: Array, control: Iterable[Change]) -> Array:
+    """Add the changes of an image stream [B L C], each of the stream without the others, to it."""
+    behind = img
+    for change in control:
+        img = ops.add_first(img, change(behind))
+    return img
 
 
 # Model
 
 
-class FluxTransformer(mlx.nn.Module):
+class Trunk(mlx.nn.Module):
+    """The embedders and blocks of the transformer and of its ControlNets."""
+
     def __init__(self, config: FluxConfig, stream: mx.Dtype):
         super().__init__()
         self.stream = stream
-        self.tokens = ops.Tokens()
         self.time_text_embed = TimeTextEmbed(config)
         self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim)
         self.x_embedder = ops.Linear(config.in_channels, config.dim)
         double, single = config.num_layers, config.num_single_layers
         self.transformer_blocks = [TransformerBlock(config) for _ in range(double)]
         self.single_transformer_blocks = [SingleTransformerBlock(config) for _ in range(single)]
-        self.norm_out = FinalNorm(config.dim, NORM_EPS)
-        self.proj_out = ops.Linear(config.dim, config.out_features)
 
     def context(self, text: Array) -> Array:
         """Return the start of the text stream [B S C] for text states [B S 4096]; the same in every step."""
         return ops.stream(self.context_embedder(text), self.stream)
+
+
+class FluxTransformer(Trunk):
+    def __init__(self, config: FluxConfig, stream: mx.Dtype):
+        super().__init__(config, stream)
+        self.tokens = ops.Tokens()
+        self.norm_out = FinalNorm(config.dim, NORM_EPS)
+        self.proj_out = ops.Linear(config.dim, config.out_features)
 
     def __call__(
         self,
@@ -141,23 +159,27 @@ class FluxTransformer(mlx.nn.Module):
         double_mods: list[Pair],
         single_mods: list[Array],
         final_mod: Array,
-        rope: Pair,
+        rope: Rope,
         joint_rope: Array,
+        control: Sequence[Sequence[Change]] | None = None,
     ) -> Array:
         """Predict the velocity [1 L' out] for packed latents [1 L' in] and the text stream [1 S C].
 
         mask: further channels [1 L' M], Fill's or a control picture's; references [1 L-L' C]: embedded tokens.
         double_mods: per block ([1 6C], [1 6C]); single_mods: per block [1 3C]; final_mod [1 2C]; rope: tables
-        [L 1 D/2 2] of image and references, and of the text; joint_rope: the same with the text first, [S+L 1 D/2 2].
+        [L 1 D/2 2] of image and references, and of the text; joint_rope: the same with the text first, [S+L 1 D/2 2];
+        control: the changes of the image stream after each block, by control networks.
         """
         tokens = latents if mask is None else mx.concatenate((latents, mask), axis=-1)
         img = ops.stream(self.x_embedder(tokens), self.stream)
         img = self.tokens.part(img if references is None else ops.joined(img, references, self.stream))
-        for block, mods in zip(self.transformer_blocks, double_mods, strict=True):
-            img, txt = block(img, txt, mods, rope)
+        count = len(double_mods)
+        changes = [()] * (count + len(single_mods)) if control is None else control
+        for block, mods, behind in zip(self.transformer_blocks, double_mods, changes[:count], strict=True):
+            img, txt = block(img, txt, mods, rope, *behind)
             ops.async_eval(img)
-        for block, mod in zip(self.single_transformer_blocks, single_mods, strict=True):
-            img, txt = block(img, txt, mod, joint_rope)
+        for block, mod, behind in zip(self.single_transformer_blocks, single_mods, changes[count:], strict=True):
+            img, txt = block(img, txt, mod, joint_rope, *behind)
             ops.async_eval(img)
         img = self.tokens.gathered(img)[:, : latents.shape[1]]
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
@@ -171,52 +193,68 @@ class Condition:
     txt: Array
     references: Array | None  # embedded tokens
     mask: Array | None  # channels of each token
-    rope: Pair
+    rope: Rope
     joint_rope: Array
 
 
 @dataclass(frozen=True)
-class Modulation:
-    """The rows of a schedule's steps, for one pooled text after the other."""
+class Rows:
+    """The modulation of all blocks in a schedule's steps, for one pooled text after the other."""
 
     double: list[Pair]  # per block: image [T, 6C], text [T, 6C]
     single: list[Array]  # per block [T, 3C]
+
+    def at(self, row: int) -> tuple[list[Pair], list[Array]]:
+        one = slice(row, row + 1)
+        return [(img[one], txt[one]) for img, txt in self.double], [mod[one] for mod in self.single]
+
+
+@dataclass(frozen=True)
+class Modulation:
+    blocks: Rows
     final: Array  # [T, 2C]
 
     def at(self, row: int) -> tuple[list[Pair], list[Array], Array]:
-        one = slice(row, row + 1)
-        double = [(img[one], txt[one]) for img, txt in self.double]
-        return double, [mod[one] for mod in self.single], self.final[one]
+        return *self.blocks.at(row), self.final[row : row + 1]
 
 
-class Runner:
-    def __init__(self, config: FluxConfig, plan: LoadPlan, precision: Precision):
-        self.config, self.plan = config, plan
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: FluxTransformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS))
+Config = TypeVar("Config", bound=FluxConfig)
+Model = TypeVar("Model", bound=Trunk)
 
-    @ops.computes
-    def modulate(self, features: NumpyArray, guidance: NumpyArray, pooled: Sequence[Array]) -> Modulation:
-        """Return the rows of every block for sinusoids of times [T 256] and of a guidance [1 256], which schnell does
-        not read, and each of `pooled`, texts [1 P]. Each block's weights are read, used and freed in turn."""
+
+class TrunkRunner(LoadedNetwork[Config, Model]):
+    """The computations of the transformer and of its ControlNets that a run needs once."""
+
+    def time(self, features: NumpyArray, guidance: NumpyArray, pooled: Sequence[Array]) -> Array:
+        """Return the embeddings [P*T C] of sinusoids of times [T 256] and of a guidance [1 256], which a model without
+        guidance does not read, for each of `pooled`, P texts [1 C']. The weights are read, used and freed."""
         times, scale = (ops.table(values, self.table_dtype) for values in (features, guidance))
         embed = self.model.time_text_embed
-        briefly = partial(load.briefly, self.model, self.plan)
-        temb = briefly(
+        return self.briefly(
             "time_text_embed.", lambda: mx.concatenate([embed(times, scale, text) for text in pooled], axis=0)
         )
-        count = len(pooled)
-        final = briefly("norm_out.", lambda: ops.apart(self.model.norm_out.modulation, temb, count))
+
+    def rows(self, temb: Array, count: int) -> Rows:
+        """Return the rows of every block for embeddings [count*T C]. Each block's weights are read, used and freed in
+        turn."""
         double, single = (
             [
-                briefly(f"{path}.{i}.", partial(ops.apart, block.modulation, temb, count))
+                self.briefly(f"{path}.{i}.", partial(ops.apart, block.modulation, temb, count))
                 for i, block in enumerate(blocks)
             ]
             for path, blocks in self._blocks()
         )
-        return Modulation(double, single, final)
+        return Rows(double, single)
+
+    def tables(self, grids: Sequence[flux_conditioning.Grid], length: int) -> Rope:
+        """Return the tables of RoPE [L 1 D/2 2] of images of `grids` rows and columns of tokens, and of `length` text
+        tokens."""
+        tables = flux_conditioning.image_and_text_rope(self.config, grids, length)
+        img, txt = (ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table)) for table in tables)
+        return img, txt
+
+    def briefly(self, prefix: str, compute: Any) -> Any:
+        return load.briefly(self.model, self.plan, prefix, compute)
 
     def _blocks(self) -> list[tuple[str, Iterable[Any]]]:
         model = self.model
@@ -224,6 +262,17 @@ class Runner:
             ("transformer_blocks", model.transformer_blocks),
             ("single_transformer_blocks", model.single_transformer_blocks),
         ]
+
+
+class Runner(TrunkRunner[FluxConfig, FluxTransformer]):
+    network, role = FluxTransformer, "transformer"
+
+    @ops.computes
+    def modulate(self, features: NumpyArray, guidance: NumpyArray, pooled: Sequence[Array]) -> Modulation:
+        """Return the rows of every block and of the head; arguments as for `time`."""
+        temb, count = self.time(features, guidance, pooled), len(pooled)
+        final = self.briefly("norm_out.", lambda: ops.apart(self.model.norm_out.modulation, temb, count))
+        return Modulation(self.rows(temb, count), final)
 
     @ops.computes
     def condition(
@@ -236,8 +285,7 @@ class Runner:
         """Prepare text states [1 S 4096]. grids: rows and columns in tokens of the image and of each reference;
         references: their packed latents [1 L C]; mask: further channels [1 L C] of the image, Fill's or a control
         picture's."""
-        tables = flux_conditioning.image_and_text_rope(self.config, grids, text.shape[1])
-        img, txt = (ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table)) for table in tables)
+        img, txt = self.tables(grids, text.shape[1])
         img = self.model.tokens.rows(img)
         tokens = self.model.x_embedder(mx.concatenate(list(references), axis=1)) if references else None
         return Condition(
@@ -249,9 +297,17 @@ class Runner:
         )
 
     @ops.computes
-    def predict(self, x: Array, step: tuple[Modulation, int], condition: Condition) -> Array:
-        """Predict the velocity [1 L out] in float32 for packed latents x [1 L in] at a row of the modulation."""
+    def predict(
+        self,
+        x: Array,
+        step: tuple[Modulation, int],
+        condition: Condition,
+        control: Sequence[Sequence[Change]] | None = None,
+    ) -> Array:
+        """Predict the velocity [1 L out] in float32 for packed latents x [1 L in] at a row of the modulation. control:
+        the changes after each block."""
         modulation, row = step
         c = condition
-        velocity = self.model(x, c.mask, c.txt, c.references, *modulation.at(row), c.rope, c.joint_rope)
+        more = () if control is None else (control,)
+        velocity = self.model(x, c.mask, c.txt, c.references, *modulation.at(row), c.rope, c.joint_rope, *more)
         return ops.at_least_float32(velocity)

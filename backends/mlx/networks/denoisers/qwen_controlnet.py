@@ -15,7 +15,7 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
-from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Pair, Rope
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Pair, Residual, Rope, residuals
 from qwenimg.backends.mlx.networks.denoisers.qwen_dit import TimeTextEmbed, TransformerBlock, block_rows
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import qwen_conditioning
@@ -48,12 +48,12 @@ class QwenImageControlNet(mlx.nn.Module):
         """Return a residual [1 L C] after each block, for packed latents [1 L in], an embedded picture [1 L C] and the
         text stream [1 S C]. block_mods, rope: as for the transformer."""
         img = ops.add(ops.stream(self.img_in(latents), self.stream), picture)
-        residuals = []
+        made = []
         for block, linear, mods in zip(self.transformer_blocks, self.controlnet_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, None, None)
-            residuals.append(linear(img))
-            ops.async_eval(residuals[-1])
-        return residuals
+            made.append(linear(img))
+            ops.async_eval(made[-1])
+        return made
 
 
 # Runner
@@ -64,16 +64,6 @@ class Condition:
     picture: Array
     txt: Array
     rope: Rope
-
-
-@dataclass(frozen=True)
-class Residual:
-    """A `Change` that is the same for every stream."""
-
-    values: Array  # [1 L C]
-
-    def __call__(self, img: Array) -> Array:
-        return self.values
 
 
 class Runner(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
@@ -106,5 +96,4 @@ class Runner(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
         modulation, row = step
         one = slice(row, row + 1)
         mods = [(img[one], txt[one]) for img, txt in modulation]
-        residuals = self.model(x, condition.picture, condition.txt, mods, condition.rope)
-        return [Residual(values if scale == 1 else values * scale) for values in residuals]
+        return residuals(self.model(x, condition.picture, condition.txt, mods, condition.rope), scale)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn
@@ -18,6 +18,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
+    Change,
     FeedForward,
     FinalNorm,
     JointBlock,
@@ -29,10 +30,6 @@ from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.runtime.engine import NumpyArray
-
-Change: TypeAlias = Callable[[Array], Array]
-"""A change by a control network: from the image stream behind a block, [B M C], it makes an addition [B L C] to its
-first tokens, which are those of the image."""
 
 # Layers
 

@@ -5,6 +5,10 @@ B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribut
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -12,6 +16,24 @@ from qwenimg.backends.torch import ops
 
 Pair = tuple[Tensor, Tensor]
 Rope = Pair  # the tables of image and text that `ops.rope_freqs` returns
+Change: TypeAlias = Callable[[Tensor], Tensor]
+"""A change by a control network: from the image stream behind a block, [B M C], it makes an addition [B L C] to its
+first tokens, which are those of the image."""
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A `Change` that is the same for every stream."""
+
+    values: Tensor  # [1 L C]
+
+    def __call__(self, img: Tensor) -> Tensor:
+        return self.values
+
+
+def residuals(values: list[Tensor], scale: float) -> list[Residual]:
+    """Return residuals [1 L C] times `scale`, as changes."""
+    return [Residual(one if scale == 1 else one * scale) for one in values]
 
 
 class TimestepEmbedding(torch.nn.Module):

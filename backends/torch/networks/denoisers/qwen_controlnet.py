@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair, Rope
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair, Residual, Rope, residuals
 from qwenimg.backends.torch.networks.denoisers.qwen_dit import TimeTextEmbed, TransformerBlock, block_rows
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import qwen_conditioning
@@ -48,12 +48,12 @@ class QwenImageControlNet(torch.nn.Module):
         """Return a residual [1 L C] after each block, for packed latents [1 L in], an embedded picture [1 L C] and the
         text stream [1 S C]. block_mods, rope: as for the transformer."""
         img = ops.add(ops.stream(self.img_in(latents), self.stream), picture)
-        residuals = []
+        made = []
         for block, linear, mods in zip(self.transformer_blocks, self.controlnet_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, None, None)
-            residuals.append(linear(img))
-            ops.async_eval(residuals[-1])
-        return residuals
+            made.append(linear(img))
+            ops.async_eval(made[-1])
+        return made
 
 
 # Runner
@@ -64,16 +64,6 @@ class Condition:
     picture: Tensor
     txt: Tensor
     rope: Rope
-
-
-@dataclass(frozen=True)
-class Residual:
-    """A `Change` that is the same for every stream."""
-
-    values: Tensor  # [1 L C]
-
-    def __call__(self, img: Tensor) -> Tensor:
-        return self.values
 
 
 class Runner(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
@@ -108,5 +98,4 @@ class Runner(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
         modulation, row = step
         one = slice(row, row + 1)
         mods = [(img[one], txt[one]) for img, txt in modulation]
-        residuals = self.model(x, condition.picture, condition.txt, mods, condition.rope)
-        return [Residual(values if scale == 1 else values * scale) for values in residuals]
+        return residuals(self.model(x, condition.picture, condition.txt, mods, condition.rope), scale)

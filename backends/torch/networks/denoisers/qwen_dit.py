@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
+    Change,
     FeedForward,
     FinalNorm,
     JointBlock,
@@ -27,10 +28,6 @@ from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.runtime.engine import NumpyArray
-
-Change: TypeAlias = Callable[[Tensor], Tensor]
-"""A change by a control network: from the image stream behind a block, [B M C], it makes an addition [B L C] to its
-first tokens, which are those of the image."""
 
 # Layers
 
