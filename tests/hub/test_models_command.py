@@ -33,6 +33,7 @@ CONTROLS = (
     "z-image-controlnet-union", "z-image-controlnet-union-1", "flux-canny-lora", "flux-depth-lora",
 =======
     "z-image-controlnet-union", "z-image-controlnet-union-1",
+    "flux-canny-lora", "flux-depth-lora",
     *(f"flux-controlnet-{kind}" for kind in ("union-pro-2", "union-pro", "union", "canny", "upscaler", "normals")),
 >>>>>>> d07d42f0 (ControlNets of FLUX.1 by --control: InstantX's and Shakker Labs' Unions with their kinds, Union-Pro-2.0, and any of diffusers' class, equal to diffusers on both backends; a Union's kinds may be what a preprocessor makes; modulated control networks of Qwen-Image and FLUX.1 share their stages)
     *(f"sd15-controlnet-{kind}" for kind in ("canny", "depth", "openpose", "lineart", "softedge", "scribble", "tile",
@@ -42,6 +43,7 @@ CONTROLS = (
 ADAPTERS = (
     "ip-adapter_sd15", "ip-adapter-plus_sd15", "ip-adapter-plus-face_sd15", "ip-adapter-full-face_sd15",
     "ip-adapter_sdxl_vit-h", "ip-adapter-plus_sdxl_vit-h", "ip-adapter-plus-face_sdxl_vit-h", "ip-adapter_sdxl",
+    "flux-redux",
 )  # fmt: skip
 PIECES = (
     "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "qwen-image-2.1-files", "z-image-files", "flux2-files",

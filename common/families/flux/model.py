@@ -112,7 +112,7 @@ class Flux(PooledFlowModel):
         super().forget()
         self.pictures.forget()
 
-    def _pooled(self, request: Request) -> list[Hashable]:
+    def _pooled(self, request: Request) -> list[str | PooledText]:
         """Return the pooled text of each branch: its prompt, or in the first with pictures their scale too."""
         own, *others = (branch.prompt for branch in self.guidance.branches(request))
         scale = sum(one.pooled for one in seen) if (seen := self.in_text(request)) else 1.0
