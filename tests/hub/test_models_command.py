@@ -29,13 +29,9 @@ from qwenimg.common.parts.downloads import CLIP_TOKENIZER
 CONTROLS = (
     "qwen-image-controlnet-union", "qwen-image-controlnet-inpainting", "qwen-image-patches-canny",
     "qwen-image-patches-depth", "qwen-image-patches-inpaint", "qwen-image-in-context-control-union",
-<<<<<<< HEAD
-    "z-image-controlnet-union", "z-image-controlnet-union-1", "flux-canny-lora", "flux-depth-lora",
-=======
     "z-image-controlnet-union", "z-image-controlnet-union-1",
     "flux-canny-lora", "flux-depth-lora",
     *(f"flux-controlnet-{kind}" for kind in ("union-pro-2", "union-pro", "union", "canny", "upscaler", "normals")),
->>>>>>> d07d42f0 (ControlNets of FLUX.1 by --control: InstantX's and Shakker Labs' Unions with their kinds, Union-Pro-2.0, and any of diffusers' class, equal to diffusers on both backends; a Union's kinds may be what a preprocessor makes; modulated control networks of Qwen-Image and FLUX.1 share their stages)
     *(f"sd15-controlnet-{kind}" for kind in ("canny", "depth", "openpose", "lineart", "softedge", "scribble", "tile",
                                              "inpaint")),
     "sdxl-controlnet-canny", "sdxl-controlnet-depth", "sdxl-controlnet-union", "sdxl-controlnet-union-promax",
