@@ -37,6 +37,7 @@ CONTROLS = (
     "sdxl-controlnet-canny", "sdxl-controlnet-depth", "sdxl-controlnet-union", "sdxl-controlnet-union-promax",
 )  # fmt: skip
 ADAPTERS = (
+    "flux-redux",
     "ip-adapter_sd15", "ip-adapter-plus_sd15", "ip-adapter-plus-face_sd15", "ip-adapter-full-face_sd15",
     "ip-adapter_sdxl_vit-h", "ip-adapter-plus_sdxl_vit-h", "ip-adapter-plus-face_sdxl_vit-h", "ip-adapter_sdxl",
     "flux-redux",
