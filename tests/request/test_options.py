@@ -47,7 +47,6 @@ import json, sys
 from pathlib import Path
 import qwenimg
 from support.fake_pipeline import FakePipeline
-import qwenimg.diffusers
 from qwenimg.cli import config
 from qwenimg.cli.main import run
 from qwenimg.common.request.call_options import check_names
