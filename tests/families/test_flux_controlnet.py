@@ -20,10 +20,12 @@ from safetensors.torch import save_file
 from support.cli_runner import cli
 from support.controlled_runs import drawn, planned, with_nets
 from support.file_mutants import assert_line, damaged
+from support.flux_loras import control_lora
 from support.refusals import refused
 from support.relative import relative
 from support.tiny_control import tiny_controlnet as tiny_qwen_controlnet
 from support.tiny_flux_control import tiny_controlnet, write_controlnet
+from support.tiny_redux import write_redux
 
 import qwenimg
 from qwenimg import Pipeline
@@ -437,3 +439,24 @@ def test_on_the_command_line(tiny_flux: dict[str, Path], nets: dict[str, Path], 
     assert ran.code == 0, ran.err
     assert np.array_equal(np.asarray(Image.open(again)), pictures[0])
     cli(*words, "--control", f"{nets['union']}={tmp_path / 'photo.png'}").refused(2, "needs a kind of picture")
+
+
+@pytest.mark.sample(0)
+def test_beside_redux_and_a_lora_for_a_picture(
+    tiny_flux: dict[str, Path], nets: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each moves the picture, and both backends draw the same."""
+    redux = write_redux(tmp_path / "FLUX.1-Redux-dev")
+    save_file(control_lora(pooled_projection_dim=60), tmp_path / "lora.safetensors")
+    net, picture, lora = (
+        use(nets["union"], "depth", scale=0.6), use(redux, picture=SECOND), use(tmp_path / "lora.safetensors")
+    )  # fmt: skip
+    made: dict[str, list[np.ndarray]] = {}
+    for backend in BACKENDS:
+        with closing(qwenimg.load(tiny_flux["dev"], backend=backend, precision="fp32")) as pipe:
+            runs = ([net], [picture], [net, picture], [lora, net], [lora, net, picture])
+            made[backend] = [pipe("a circle", control=one, **ASKED).latents for one in runs]
+    apart = [relative(a, b) for a, b in zip(made["cpu"], made["mlx"], strict=True)]
+    moved = [relative(a, b) for i, a in enumerate(made["cpu"]) for b in made["cpu"][:i]]
+    print(f"backends differ by at most {max(apart):.1e}; runs by {min(moved):.3f} at least")
+    assert max(apart) <= 1e-4 and min(moved) > 1e-3
