@@ -40,7 +40,6 @@ ADAPTERS = (
     "flux-redux",
     "ip-adapter_sd15", "ip-adapter-plus_sd15", "ip-adapter-plus-face_sd15", "ip-adapter-full-face_sd15",
     "ip-adapter_sdxl_vit-h", "ip-adapter-plus_sdxl_vit-h", "ip-adapter-plus-face_sdxl_vit-h", "ip-adapter_sdxl",
-    "flux-redux",
 )  # fmt: skip
 PIECES = (
     "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "qwen-image-2.1-files", "z-image-files", "flux2-files",
