@@ -58,7 +58,7 @@ def check(opening: LoadOptions, options: Mapping[str, Any], folders: ModelFolder
             read(path)
     every = list(dict.fromkeys((*models, *others)))
     if len(every) > 1:
-        text = f"not here: {listed(every)}"
+        text = f"not on this machine: {listed(every)}"
         raise NotHere(text, models[0].name) if models else ModelError(text)
 
 

@@ -23,17 +23,19 @@ def test_all_downloads_are_in_one_message(cache: Path, tmp_path: Path) -> None:
     control = ("--control", f"{CANNY}={PICTURE}")
     run = ("-m", "sd15", "-p", "a cat", "-o", str(tmp_path / "a.png"))
     commands = (f"qwenimg pull sd15 (4.3 GB); qwenimg pull {STYLE}", f"qwenimg pull {CANNY} (1.4 GB)")
-    cli(*run, *control, "--lora", STYLE).refused(5, "not here: ", *commands)
-    cli(*run, "--vae", "taesd").refused(5, "not here: qwenimg pull sd15 (4.3 GB); qwenimg pull taesd (9.8 MB)")
+    cli(*run, *control, "--lora", STYLE).refused(5, "not on this machine: ", *commands)
+    cli(*run, "--vae", "taesd").refused(
+        5, "not on this machine: qwenimg pull sd15 (4.3 GB); qwenimg pull taesd (9.8 MB)"
+    )
     cli("-m", "shapes", "-p", "a cat", "--vae", "taesd", "--lora", STYLE).refused(
-        5, f"not here: qwenimg pull taesd (9.8 MB); qwenimg pull {STYLE}"
+        5, f"not on this machine: qwenimg pull taesd (9.8 MB); qwenimg pull {STYLE}"
     )
     lines = tmp_path / "lines.txt"
     lines.write_text("a cat\n")
     more = ("-m", "sd15", "--lora", STYLE)
-    cli("batch", str(lines), *more, "-o", str(tmp_path / "out")).refused(5, f"not here: {commands[0]}")
+    cli("batch", str(lines), *more, "-o", str(tmp_path / "out")).refused(5, f"not on this machine: {commands[0]}")
     grid = ("grid", "a cat", "--x", "steps=1,2", "-o", str(tmp_path / "grid.png"))
-    cli(*grid, *more).refused(5, f"not here: {commands[0]}")
+    cli(*grid, *more).refused(5, f"not on this machine: {commands[0]}")
     cli(*run).refused(
         5, "sd15: stable-diffusion-v1-5/stable-diffusion-v1-5, 4.3 GB, is not in the cache"
     )  # of one more
@@ -113,5 +115,5 @@ def test_a_plan_leaves_out_a_lora_that_is_not_here(cache: Path) -> None:
     assert json.loads(cli(*words, "--json").out)["missing"] == [STYLE]
     cli(*words[:-1], "none.safetensors").refused(5, "none.safetensors: no such LoRA file")
     cli("plan", "sd15", "--vae", "taesd", "--control", f"a/b={PICTURE}").refused(
-        5, "not here: qwenimg pull taesd (9.8 MB); qwenimg pull a/b"
+        5, "not on this machine: qwenimg pull taesd (9.8 MB); qwenimg pull a/b"
     )
