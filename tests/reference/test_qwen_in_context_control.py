@@ -157,7 +157,7 @@ def _start_ignored(patch: pytest.MonkeyPatch) -> None:
 def _a_sample(patch: pytest.MonkeyPatch) -> None:
     from qwenimg.common.parts.control_net import ControlLora
 
-    patch.setattr(ControlLora, "samples", True)
+    patch.setattr(ControlLora, "samples", property(lambda _: True, lambda *_: None))
 
 
 def _as_it_is(patch: pytest.MonkeyPatch) -> None:
