@@ -205,7 +205,7 @@ def test_what_is_missing_or_another_is_refused(
     checked(nets["union"]).refused(2, "recorded with --control patches.safetensors; give the same")
     checked(*names(nets), other).refused(5, "other: another network than was recorded, union, patches.safetensors")
     checked(f"{nets['union']}=a.png", nets["patches"]).refused(2, "give the network alone")
-    checked(tmp_path / "nothing").refused(5, "is not in the cache")
+    checked(tmp_path / "nothing").refused(5, "no such file or folder")
     plain = ("parity", "record", "--backend", "cpu", "--steps", "1", "--size", "32x32", "--sampled")
     assert cli(*plain, "-o", str(tmp_path / "b.safetensors")).code == 0
     ran = cli("parity", "check", str(tmp_path / "b.safetensors"), "--backend", "cpu", "--control", "a")
