@@ -297,11 +297,11 @@ def _row(
     counted: bool,
 ) -> _Row:
     """Return a row. counted: whether `memory` is of the request's prompt, and not of the longest one."""
-    from qwenimg.common.hub.forecast import times, usual_steps
+    from qwenimg.common.hub.forecast import take_usual_prompt, times
     from qwenimg.common.pipeline import second_pass
 
-    if not counted and model.engine.rate is not None:  # published rates were compared with the longest prompt
-        memory.steps = usual_steps(model, request)
+    if not counted:
+        take_usual_prompt(model, request, memory)
     steps, seconds = second_pass.steps(model, request), times(model, request, memory)
     return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, lora_bytes=lora_bytes)
 

@@ -114,12 +114,13 @@ def times(model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
     return Times(step=steps / second_pass.steps(model, request), picture=steps + decoding)
 
 
-def usual_steps(model: DiffusionModel, request: Request) -> float:
-    """Return the operations of all steps for a prompt of usual length, while the memory is planned for the longest:
-    for a small picture that is most of the work."""
-    texts = getattr(model, "texts", None)
-    with texts.of_usual_length() if isinstance(texts, TemplateTexts) else nullcontext():
-        return plan_memory(model, request, counted=False).steps
+def take_usual_prompt(model: DiffusionModel, request: Request, plan: MemoryPlan) -> None:
+    """Give the plan of a request without a prompt the operations of a prompt of usual length, while its memory is that
+    of the longest: for a small picture that is most of the work. Published rates were compared with the longest."""
+    if model.engine.rate is not None:
+        texts = getattr(model, "texts", None)
+        with texts.of_usual_length() if isinstance(texts, TemplateTexts) else nullcontext():
+            plan.steps = plan_memory(model, request, counted=False).steps
 
 
 def forecast_all(engine: OnPaper, below: int | None = None) -> list[FitForecast]:
@@ -269,6 +270,7 @@ def _forecast(known: KnownModel, pipe: Pipeline, few: bool) -> FitForecast:
     asked = without_missing_loras(pipe.resolve({"few_steps": FEW})) if few else {}
     request = pipe.check(PROMPT, **asked, **pipe.model.inputs.placeholder())
     best = fitting(pipe, request, counted=False, few=few)
+    take_usual_prompt(best.model, request, best.needs)
     steps = pipe.model.plan(request).steps
     return FitForecast(
         model=known,
