@@ -57,8 +57,8 @@ POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
 CONTROLS = tuple(
     f"{network}."
     for network in (
-        "clip_vision", "flux_controlnet", "ip_adapter", "qwen_controlnet", "qwen_patches", "t2i_adapter",
-        "unet_controlnet", "unet_controlnet_union", "zimage_control",
+        "clip_vision", "flux_controlnet", "ip_adapter", "qwen_controlnet", "qwen_patches", "redux", "siglip_vision",
+        "t2i_adapter", "unet_controlnet", "unet_controlnet_union", "zimage_control",
     )
 )  # fmt: skip
 TINY_VAES = (

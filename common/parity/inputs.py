@@ -13,7 +13,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.passport.passport import RecordedControl, RecordedImage
 from qwenimg.common.parity.sample import called
-from qwenimg.common.parts.control_net import IPAdapter, Redux, networks
+from qwenimg.common.parts.control_net import IPAdapter, PictureAdapter, Redux, networks
 from qwenimg.common.pictures import input, pixels
 from qwenimg.common.pipeline.controls import label
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
@@ -55,21 +55,19 @@ def weights(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
     if "prompt" not in asked:
         return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", ())))
     request = pipe.check(**called(asked))
-    for name, net in pipe.controls.nets(request).items():
-        if isinstance(net, Redux):
-            raise UsageError(f"--ip-adapter {clean(name, 60)}: a passport has no Redux; record the model without it")
     pipe.controls.give(pipe.model, request)
     deltas = pipe.loras.deltas(*pipe.controls.loras(request))
     return pipe.checkpoint.with_deltas(deltas).with_nets(control_networks(pipe.model))
 
 
 def control_networks(model: DiffusionModel) -> dict[str, Component]:
-    """Return the control networks of the model's present request, and its IP-Adapters with their image encoders, by
-    their names in a passport."""
-    adapters = [net for net in model.nets.values() if isinstance(net, IPAdapter)]
+    """Return the control networks of the model's present request, and its IP-Adapters or Reduxes with their image
+    encoders, by their names in a passport."""
+    adapters = [net for net in model.nets.values() if isinstance(net, PictureAdapter)]
     kinds = {
         "controlnet": [net.component for net in networks(model.nets.values())],
-        "ip-adapter": [net.component for net in adapters],
+        "ip-adapter": [net.component for net in adapters if isinstance(net, IPAdapter)],
+        "redux": [net.component for net in adapters if isinstance(net, Redux)],
         "image encoder": [net.encoder for net in adapters if net.encoder is not None],
     }
     different = {kind: {fingerprint(one.plan.files): one for one in some} for kind, some in kinds.items()}

@@ -1,8 +1,9 @@
 """Recording of a run's stations while a pipeline generates, and continuation from the recorded outputs of each.
 
 Stations are at places where machines agree, however many branches of guidance they compute in a batch: the calls of the
-text encoders and of what sees pictures in them, of IP-Adapters and their image encoders, of the denoiser with guidance
-applied, and of the VAE, the rows of the denoiser's time, and the changes by control networks after each of its blocks.
+text encoders and of what sees pictures in them, of IP-Adapters, Reduxes and their image encoders, of the denoiser with
+guidance applied, and of the VAE, the rows of the denoiser's time, its text where a Redux makes a part of it, and the
+changes by control networks after each of its blocks.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.block import Block
-from qwenimg.common.networks.encoders import clip_vision, ip_adapter
+from qwenimg.common.networks.encoders import clip_vision, ip_adapter, redux, siglip_vision
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.parity import inputs
 from qwenimg.common.parity.blocks import name_of, network
 from qwenimg.common.parity.sample import PROJECTIONS, projected
 from qwenimg.common.parity.stations import Arrays, Station
+from qwenimg.common.parts.control_net import Redux
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -80,7 +82,7 @@ def taped(pipe: Pipeline, tape: Tape) -> Iterator[None]:
     parts = pipe.checkpoint.components
 
     def station(component: Component, opened: Any) -> Any:
-        """Return `opened` as a station, or a denoiser that reports the rows of its time."""
+        """Return `opened` as a station, or a denoiser that reports the rows of its time and a Redux's text."""
         name = name_of(component.plan, {**parts, **inputs.control_networks(model)})
         if component.role == "text":
             return _ENCODERS.get(component.network, _TextEncoder)(opened, runtime.engine, tape, name)
@@ -88,6 +90,9 @@ def taped(pipe: Pipeline, tape: Tape) -> Iterator[None]:
             return _VAE(opened, tape)
         times = [block for block in network(component).traced if block.name == "time"]
         runtime.engine.watch(opened, times, _Times(tape, name))
+        if any(isinstance(net, Redux) for net in model.nets.values()):
+            starts = [block for block in network(component).traced if block.name == "start"]
+            runtime.engine.watch(opened, starts, _Texts(tape, name))
         return opened
 
     observed: Any = _Model(model, tape)
@@ -133,15 +138,27 @@ class _ImageEncoder:
     def __init__(self, opened: Any, engine: Engine, tape: Tape, name: str):
         self._opened, self._engine, self._tape, self._name = opened, engine, tape, name
 
-    def encode(self, patches: NDArray[Any]) -> tuple[Array, Array]:
-        """Return embeddings and states of pictures. Their patches are many: projections of each picture are kept."""
-        embeddings, states = self._opened.encode(patches)
-        outputs = self._engine.numpy(embeddings), self._engine.numpy(states)
-        recorded = self._tape.passed(self._name, [_projections(patches)], outputs)
+    def encode(self, patches: NDArray[Any]) -> Any:
+        """Return the states of pictures, CLIP's embeddings too. Their patches are many: projections of each picture are
+        kept."""
+        result = self._opened.encode(patches)
+        arrays = result if isinstance(result, tuple) else (result,)
+        recorded = self._tape.passed(self._name, [_projections(patches)], tuple(map(self._engine.numpy, arrays)))
         if recorded is None:
-            return embeddings, states
-        embeddings, states = (self._engine.array(one.copy()) for one in recorded)
-        return embeddings, states
+            return result
+        continued = tuple(self._engine.array(one.copy()) for one in recorded)
+        return continued if isinstance(result, tuple) else continued[0]
+
+
+class _Redux:
+    def __init__(self, opened: Any, engine: Engine, tape: Tape, name: str):
+        self._opened, self._engine, self._tape, self._name = opened, engine, tape, name
+
+    def tokens(self, states: NDArray[Any]) -> Array:
+        """Return the text tokens of pictures. Of their states projections of each picture are kept."""
+        made: Array = self._opened.tokens(states)
+        recorded = self._tape.passed(self._name, [_projections(states)], (self._engine.numpy(made),))
+        return made if recorded is None else self._engine.array(recorded[0].copy())
 
 
 class _IPAdapter:
@@ -161,9 +178,11 @@ def _projections(rows: NDArray[Any]) -> NDArray[np.float64]:
     return np.stack([projected(row.astype(np.float64), 0) for row in rows])
 
 
-_ENCODERS: dict[str, type[_ImageEncoder | _IPAdapter]] = {
+_ENCODERS: dict[str, type[_ImageEncoder | _IPAdapter | _Redux]] = {
     clip_vision.NETWORK.name: _ImageEncoder,
+    siglip_vision.NETWORK.name: _ImageEncoder,
     ip_adapter.NETWORK.name: _IPAdapter,
+    redux.NETWORK.name: _Redux,
 }
 
 
@@ -198,6 +217,19 @@ class _Times:
     def take(self, call: Call) -> None:
         rows = leaves(call.arguments[0])[0]
         self._tape.rows(f"{self._component}.{call.path}", rows.array)
+
+
+class _Texts:
+    """An observer of the text that enters the denoiser, of each branch: of its states projections are kept."""
+
+    def __init__(self, tape: Tape, component: str):
+        self._tape, self._component = tape, component
+
+    def wants(self, path: str, block: Block) -> bool:
+        return path == "context_embedder"
+
+    def take(self, call: Call) -> None:
+        self._tape.passed(f"{self._component} text", [_projections(leaves(call.arguments[0])[0].array)], ())
 
 
 class _Model:

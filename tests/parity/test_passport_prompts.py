@@ -13,7 +13,7 @@ from support import mutants_sd_prompts as faults
 from support.cli_runner import cli
 from support.mutant import Patch, side
 from support.passport_mutants import cut
-from support.passport_runs import RecordedRun
+from support.passport_runs import RecordedRun, of_tiny_sd
 from support.tiny_ip_adapter import write_adapter
 from support.tiny_sd import write_tiny_sd
 
@@ -48,8 +48,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]
     file = embedding_files.write(place / "cat.safetensors", "sdxl", 3, 1)
     cat = {"prompt": "a cat on a ring", "embedding": (Embedding(str(file)),)}
     return {
-        "pictures": RecordedRun(place, "sd15", "pictures", ASKED | {"control": pictures}),
-        "embedding": RecordedRun(place, "sdxl", "embedding", ASKED | cat),
+        "pictures": of_tiny_sd(place, "sd15", "pictures", ASKED | {"control": pictures}),
+        "embedding": of_tiny_sd(place, "sdxl", "embedding", ASKED | cat),
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from support import mutants_sd_control as faults
 from support.mutant import Patch, side
 from support.passport_mutants import cut
-from support.passport_runs import RecordedRun
+from support.passport_runs import RecordedRun, of_tiny_sd
 from support.tiny_adapter import write_adapter
 from support.tiny_controlnet import write_union
 from support.tiny_sd import _SMALL, UNETS
@@ -38,8 +38,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]
     ]
     one = Control(adapter, "a", scale=0.8, picture=PICTURES[0])
     return {
-        "union": RecordedRun(place, "sdxl", "union", ASKED | {"control": kinds}),
-        "adapter": RecordedRun(place, "sd15", "adapter", ASKED | {"control": [one]}),
+        "union": of_tiny_sd(place, "sdxl", "union", ASKED | {"control": kinds}),
+        "adapter": of_tiny_sd(place, "sd15", "adapter", ASKED | {"control": [one]}),
     }
 
 

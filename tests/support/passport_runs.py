@@ -31,15 +31,13 @@ def check(model: Path, passport: Path, backend: str, *options: str) -> str:
 
 
 class RecordedRun:
-    """A passport of a tiny Stable Diffusion, recorded on torch, written and read, and what the call named."""
+    """A passport of a model, recorded on torch, written and read, and what the call named."""
 
-    def __init__(self, place: Path, kind: str, name: str, asked: Mapping[str, Any]):
-        """Record the call `asked` of the model `kind`, whose folder is in `place`, to the file `name`."""
-        self.folder, path = place / kind, place / f"{name}.safetensors"
+    def __init__(self, folder: Path, path: Path, asked: Mapping[str, Any]):
+        """Record the call `asked` of the model in `folder` to the file `path`."""
+        self.folder = folder
         self.networks = tuple(dict.fromkeys(one.network for one in asked.get("control", ())))
         self.embeddings = tuple(asked.get("embedding", ()))
-        if not self.folder.exists():
-            write_tiny_sd(self.folder, kind)
         with closing(qwenimg.load(self.folder, "cpu", "fp32")) as pipe:
             made = recording.record(pipe, asked, exact=pipe.engine, sampled=True, notify=lambda text: None)
         passport_file.write(path, made, overwrite=False)
@@ -55,3 +53,12 @@ class RecordedRun:
             here = (), [by_print[one.fingerprint] for one in controls], self.embeddings
             checking.check_run(passport, pipe, *here)
             return list(checking.blocks(passport, pipe, *here)), checking.picture(passport, pipe, *here)
+
+
+def of_tiny_sd(place: Path, kind: str, name: str, asked: Mapping[str, Any]) -> RecordedRun:
+    """Return the record of the call `asked` of the tiny Stable Diffusion `kind`, whose folder is in `place`, in the
+    file `name`."""
+    folder = place / kind
+    if not folder.exists():
+        write_tiny_sd(folder, kind)
+    return RecordedRun(folder, place / f"{name}.safetensors", asked)

@@ -27,6 +27,7 @@ from support import (
     tiny_layered,
     tiny_model,
     tiny_qwen21,
+    tiny_redux,
     tiny_sd,
     tiny_sd3,
     tiny_zimage,
@@ -44,6 +45,7 @@ PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (1, 2)
 CONTROLLED = frozenset(
     {
         "controlled", "sd15-controlled", "sdxl-controlled", "sd15-pictured", "z-image-controlled", "flux-controlled",
+        "flux-pictured",
     }
 )  # fmt: skip
 # The families that are recorded with a tiny VAE, and its name
@@ -116,14 +118,14 @@ def rounding(unet: torch.nn.Module) -> float:
 
 def write_controls(model: Path, seed: int) -> list[str]:
     """Write control networks for the model in the folder `model` beside it, of random depths for Qwen-Image, and return
-    their paths; for sd15-pictured IP-Adapters."""
+    their paths; for sd15-pictured IP-Adapters, for flux-pictured a Redux."""
     if (model / "unet").is_dir():
         return (_write_ip_adapters if model.name.endswith("-pictured") else _write_controlnets)(model, seed)
     folder, config = model.parent / "controls", json.loads((model / "transformer" / "config.json").read_text())
     if "cap_feat_dim" in config:
         return _write_zimage_controls(folder, config, seed)
     if "pooled_projection_dim" in config:
-        return _write_flux_controls(folder, config, seed)
+        return (_write_redux if model.name.endswith("-pictured") else _write_flux_controls)(folder, config, seed)
     names = ("attention_head_dim", "num_attention_heads", "joint_attention_dim", "axes_dims_rope")
     fields, sizes = {name: config[name] for name in names}, Sizes(seed)
     width = config["attention_head_dim"] * config["num_attention_heads"]
@@ -160,6 +162,22 @@ def _write_flux_controls(folder: Path, config: dict[str, Any], seed: int) -> lis
         layers = {"num_layers": sizes.whole(1, 3), "num_single_layers": least and sizes.whole(1, 3)}
         tiny_flux_control.write_controlnet(folder / kind, kind, sizes.next_seed(), **(fields | layers))
     return [str(folder / "pro-2"), str(folder / "union")]
+
+
+def _write_redux(folder: Path, config: dict[str, Any], seed: int) -> list[str]:
+    """Write a Redux with its image encoder, whose pictures have pixels beyond their patches, for a transformer with
+    this `config`."""
+    sizes = Sizes(seed)
+    heads, patch = sizes.whole(1, 4), sizes.whole(4, 9)
+    encoder = {
+        "hidden_size": heads * sizes.whole(8, 32), "intermediate_size": sizes.whole(16, 240),
+        "num_hidden_layers": sizes.whole(1, 5), "num_attention_heads": heads, "patch_size": patch,
+        "image_size": patch * sizes.whole(2, 6) + sizes.whole(0, 3),
+    }  # fmt: skip
+    widths = {"redux_dim": encoder["hidden_size"], "txt_in_features": config["joint_attention_dim"]}
+    tiny_redux.tiny_siglip(sizes.next_seed(), **encoder).save_pretrained(folder / "image_encoder")
+    tiny_redux.tiny_redux(sizes.next_seed(), **widths).save_pretrained(folder / "image_embedder")
+    return [str(folder)]
 
 
 def _write_controlnets(model: Path, seed: int) -> list[str]:
@@ -475,6 +493,7 @@ def _sd(sizes: Sizes, kind: str) -> Parts:
 FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "flux": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
     "flux-controlled": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
+    "flux-pictured": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
     "flux2": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),

@@ -10,9 +10,11 @@ Source: the published configuration and file of FLUX.1-Redux-dev.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
@@ -58,4 +60,8 @@ NETWORK = Network(
     kind=CLASS_NAME,
     config=ReduxConfig,
     manifest=manifest,
+    traced=(
+        Block(name="layer", paths=re.compile("redux_up|redux_down")),
+        Block(name="model", paths=re.compile("")),
+    ),
 )

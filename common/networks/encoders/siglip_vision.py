@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
@@ -162,4 +163,9 @@ NETWORK = Network(
     rename=rename,
     published=published,
     described=lambda config: {"architectures": [CLASS_NAME]},
+    traced=(
+        Block(name="layer", paths=re.compile(r"encoder\.layers\.\d+"), streams=1, depth=1),
+        Block(name="end", paths=re.compile("embeddings|post_layernorm")),
+        Block(name="model", paths=re.compile("")),
+    ),
 )

@@ -147,7 +147,6 @@ class RecordedCall:
         keywords = called(self.keywords())
         check_control_mode(keywords.pop("control_mode", CONTROL_MODES[0]))
         Request(**keywords | {"image": tuple(keywords["image"])} if self.pictures else keywords)
-        check_not_blank(self.prompt)
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of the call, as `called` takes them."""
@@ -195,6 +194,8 @@ class RecordedImage:
 
     def __post_init__(self) -> None:
         latents, pixels = self.latents, self.pixels
+        if not self.controls:  # with a picture as text, a prompt may be blank
+            check_not_blank(self.asked["prompt"])
         if len(self.controls) > control_text.MOST:
             raise ValueError(f"{len(self.controls)} controls; at most {control_text.MOST} are taken")
         if len(self.embeddings) > inversion.MOST:
