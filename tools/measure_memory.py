@@ -142,6 +142,8 @@ RUNS = (
     Run("z-image-control", "mlx", "--size 128x128 --precision fp32"),
     Run("flux-control", "cpu", "--size 512x512 --precision fp32"),
     Run("flux-control", "mlx", "--size 128x128 --precision fp32"),
+    Run("flux-redux", "cpu", "--size 512x512 --precision fp32"),
+    Run("flux-redux", "mlx", "--size 128x128 --precision fp32"),
     # 30 % of the denoiser
     Run("deep", "cpu", "--size 256x256 --precision fp32 --max-memory 725MB"),
     Run("deep", "mlx", "--size 128x128 --precision fp32 --max-memory 725MB"),
@@ -172,6 +174,7 @@ COUNTED = (
 )
 
 STARTS = {
+    "loading image encoder": "pictures", "loading ip-adapter": "adapter",
     "loading text encoder": "text", "loading controlnet": "control", "loading transformer": "modulation",
     "loading unet": "denoise",
     "loading refiner": "refine", "loading vae encoder": "encode", "loading vae decoder": "decode",

@@ -46,6 +46,8 @@ from qwenimg.common.networks.encoders import (
     qwen_vl,
     qwen_vl_caption,
     qwen_vl_vision,
+    redux,
+    siglip_vision,
     t5,
 )
 from qwenimg.common.networks.network import Network
@@ -67,7 +69,8 @@ class Kind:
     )
     pipeline: str = ""  # the class of the pipeline, if it is not the known model's
     dtype: str = "BF16"
-    control: tuple[Network, Any] | None = None  # the network that controls its runs
+    control: tuple[Network, Any] | None = None  # the network that controls its runs, and
+    encoder: tuple[Network, Any] | None = None  # the image encoder of a Redux
     picture: str = ""  # the kind of its picture, for a network that has several
 
 
@@ -197,6 +200,10 @@ FLUX_CONTROL = flux_controlnet.FluxControlNetConfig(
     num_layers=2, num_single_layers=2, num_attention_heads=8, joint_attention_dim=1024, pooled_projection_dim=256,
     num_mode=7,
 )  # fmt: skip
+REDUX = redux.ReduxConfig(redux_dim=576, txt_in_features=FLUX.joint_attention_dim)
+SIGLIP = siglip_vision.SiglipVisionConfig(
+    hidden_size=576, intermediate_size=2152, num_hidden_layers=9, num_attention_heads=8
+)
 FLUX_CLIP = clip.CLIPConfig(vocab_size=589, hidden_size=256, intermediate_size=1024, num_attention_heads=4)
 FLUX_VAE = replace(kl_vae.FLUX_1, block_out_channels=(64, 128, 256, 256))
 FLUX2 = flux2_dit.Flux2Config(
@@ -312,6 +319,7 @@ KINDS |= {
         KINDS["sdxl"], control=(unet_controlnet_union.NETWORK, control.union_like(SDXL)), picture="depth"
     ),
     "flux-control": replace(KINDS["flux"], control=(flux_controlnet.NETWORK, FLUX_CONTROL), picture="depth"),
+    "flux-redux": replace(KINDS["flux"], control=(redux.NETWORK, REDUX), encoder=(siglip_vision.NETWORK, SIGLIP)),
     "z-image-control": replace(KINDS["z-image"], control=(zimage_control.NETWORK, ZIMAGE_CONTROL)),
 }
 
@@ -325,8 +333,11 @@ def write_folder(folder: Path, name: str, dtype: str = "", **configs: Any) -> No
     for place, write_tokenizer in kind.tokenizers.items():
         write_tokenizer(folder / place)
     if kind.control is not None:  # the control network and its picture, in a folder of their own
-        write_part(folder / "controlnet", *kind.control, kind.dtype)
-        Image.new("RGB", (512, 512), (40, 90, 200)).save(folder / "controlnet" / "picture.png")
+        place = folder / "controlnet"
+        if kind.encoder is not None:
+            write_part(place / "image_encoder", *kind.encoder, kind.dtype)
+        write_part(place / "image_embedder" if kind.encoder else place, *kind.control, kind.dtype)
+        Image.new("RGB", (512, 512), (40, 90, 200)).save(place / "picture.png")
     write_small_files(folder, kind.model, kind.pipeline)
 
 

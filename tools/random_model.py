@@ -93,7 +93,7 @@ def write_random_model(
 
 def write_part(folder: Path, network: Network, config: Any, dtype: str = "BF16") -> None:
     """A component in diffusers layout: its weights and its config.json."""
-    stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+    stem = "model" if network.key == "model_type" else "diffusion_pytorch_model"
     manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
     write(folder / f"{stem}.safetensors", manifest, dtype)
     (folder / "config.json").write_text(json.dumps(network.written(config)))
