@@ -137,6 +137,7 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
 def _controls(controls: Sequence[str], folders: ModelFolders) -> tuple[dict[str, str], tuple[str, ...]]:
     """Name each network: a known name, or the name of its file or folder without suffix. Return the names of
     IP-Adapters too."""
+    from qwenimg.common.families.registry import FAMILIES
     from qwenimg.common.formats.files import find_files
     from qwenimg.common.hub.network_search import find_control
 
@@ -145,7 +146,9 @@ def _controls(controls: Sequence[str], folders: ModelFolders) -> tuple[dict[str,
         with _named(""):
             path = find_control(text, folders)
         with _named("--control"):
-            options = [_check_kind(file, "control") for file in find_files(path).files]
+            places = (family.control.weights(path) for family in FAMILIES if family.control)
+            place = next((one for one in places if one != path), path)
+            options = [_check_kind(file, "control") for file in find_files(place).files]
         by_path = path.name == Path(text).name
         name = Path(text).name.removesuffix(".safetensors")
         _check_name("--control", text, name, networks, ":;=")

@@ -42,6 +42,8 @@ class ControlFiles:
     check_published: Callable[[str, Controller, Checkpoint], None] = lambda name, net, checkpoint: None
     # Completes an adapter by the first of these image encoders that is its own; None: the family has none
     with_encoder: Callable[[PictureAdapter, Encoders], PictureAdapter] | None = None
+    # Returns the folder or file of the adapter's weights in the folder of its pipeline, any other path unchanged
+    weights: Callable[[Path], Path] = lambda path: path
     # Whether the path of a LoRA names one that --control takes: no tensor tells it from others
     names_lora: Callable[[Path], bool] = lambda path: False
 

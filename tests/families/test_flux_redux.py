@@ -22,11 +22,13 @@ from support.cli_runner import cli
 from support.controlled_runs import with_nets
 from support.file_mutants import assert_line, damaged
 from support.relative import relative
+from support.tiny_flux import write_tiny_flux
 from support.tiny_ip_adapter import tiny_image_encoder, write_adapter
 from support.tiny_redux import TOKENS, encoder_file, tiny_redux, tiny_siglip, write_comfy, write_redux
 from support.tiny_sd import write_tiny_sd
 
 import qwenimg
+from qwenimg.cli.serve.offered import Offer, search
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.families import registry
@@ -97,7 +99,7 @@ def test_a_file_alone_is_told_by_its_shapes() -> None:
 def test_a_known_name_in_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, dev: Path, sd15: Path
 ) -> None:
-    """Drawn with, described and removed; another model refuses it also where it is not here."""
+    """Drawn with, served, described and removed; another model refuses it also where it is not here."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     Image.fromarray(PICTURE).save(tmp_path / "p.png")
@@ -114,6 +116,8 @@ def test_a_known_name_in_the_cache(
     with loaded(dev) as pipe:
         made = [pipe("", control=(net, PICTURE), **ASKED).latents for net in ("flux-redux", folder)]
     assert (made[0] == made[1]).all()
+    offered = search(Offer(names=("shapes",), options={}, controls=("flux-redux",)))
+    assert offered.controls == {"flux-redux": "flux-redux"} and offered.adapters == ("flux-redux",)
     assert next(one.here for one in listing.entries() if one.name == "flux-redux") == "yes"
     assert "FLUX.1 Redux" in cli("info", "flux-redux").out.decode()
     assert cli("rm", "flux-redux", "--yes").code == 0
@@ -408,6 +412,35 @@ def test_in_16_bits(folder: Path, dev: Path, backend: str) -> None:
     error = relative(made["bf16"], made["fp32"])
     print(f"{backend}: bf16 {error:.1e} from float32")
     assert np.isfinite(made["bf16"]).all() and 0 < error < 0.03
+
+
+@pytest.mark.sample(0)
+def test_with_quantized_weights(tmp_path: Path) -> None:
+    """By -q 8 the model is read in 8 bits, the encoder and Redux are not: the tokens are the same."""
+    write_tiny_flux(tmp_path / "dev", "dev", wide=True)
+    tiny_siglip(hidden_size=64, intermediate_size=96).save_pretrained(tmp_path / "net" / "image_encoder")
+    tiny_redux(redux_dim=64, txt_in_features=64).save_pretrained(tmp_path / "net" / "image_embedder")
+    asked, made = {"control": (tmp_path / "net", PICTURE)}, {}
+    for backend in BACKENDS:
+        tokens, weights = [], []
+        for bits in (None, "8"):
+            with loaded(tmp_path / "dev", backend, quantize=bits) as pipe:
+                stages = with_nets_of(pipe, "a circle", asked).stages
+                weights.append({one.name: one.weights for one in stages})
+                made[backend, bits] = pipe("a circle", **asked, **ASKED).latents
+                plain = pipe("a circle", **ASKED).latents
+                tokens += pipe.model.pictures._kept.values()
+            assert relative(made[backend, bits], plain) > 1e-3, "the picture counts"
+        assert (tokens[0] == tokens[1]).all()
+        same = {name for name, count in weights[0].items() if weights[1][name] == count}
+        print(backend, weights, same)
+        assert {"pictures", "adapter"} <= same and "denoise" not in same
+        error = relative(made[backend, "8"], made[backend, None])
+        print(f"{backend}: latents in 8 bits {error:.1e} from float32")
+        assert 1e-5 < error < 0.05
+    between = relative(made["mlx", "8"], made["cpu", "8"])
+    print(f"latents of both backends in 8 bits: {between:.1e}")
+    assert between < 1e-4
 
 
 # On the command line

@@ -196,6 +196,7 @@ FAMILY = Family(
         published=control.published,
         check_published=control.check_published,
         with_encoder=redux.with_encoder,
+        weights=redux.weights,
     ),
     described=_described,
 )

@@ -114,14 +114,20 @@ def open_file(path: Path) -> Component:
         return component(redux.NETWORK, config or shown, plan)
 
 
+def weights(path: Path) -> Path:
+    """Return the folder or file of the Redux in the folder `path` of its pipeline, any other path unchanged."""
+    folder = path / EMBEDDER if is_folder(path / EMBEDDER) else path
+    return path / FILE if not is_file(folder / "config.json") and is_file(path / FILE) else folder
+
+
 def _found(path: Path) -> tuple[Path, ReduxConfig | None]:
     """Return the file of the Redux at `path`, and its configuration if it has one. Raises ModelError."""
     if not is_folder(path):
         return path, None
-    folder = path / EMBEDDER if is_folder(path / EMBEDDER) else path
+    folder = weights(path)
+    if folder == path / FILE:
+        return folder, None
     if not is_file(folder / "config.json"):
-        if is_file(path / FILE):
-            return path / FILE, None
         raise bad(path, f"is no folder of {_TITLE}: it has neither {EMBEDDER} nor {FILE}")
     config: ReduxConfig = read_config(redux.NETWORK, folder)
     return folder / "diffusion_pytorch_model.safetensors", config
