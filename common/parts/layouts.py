@@ -1,4 +1,4 @@
-"""Every network with `LAYOUTS`: LoRAs may name its layers as any of them does."""
+"""Every denoiser with `LAYOUTS`: LoRAs may name its layers as any of them does."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from qwenimg.common.networks.denoisers import (
     flux2_names,
     flux_names,
     qwen21_names,
+    qwen_names,
     sd3_names,
     unet_names,
     zimage_names,
 )
 from qwenimg.common.networks.layout import Layouts
-from qwenimg.common.networks.vaes import flux2_vae_names, kl_vae_names
 
 LAYOUTS: tuple[Layouts, ...] = (
     zimage_names.LAYOUTS,
     flux_names.LAYOUTS,
     flux2_names.LAYOUTS,
+    qwen_names.LAYOUTS,
     qwen21_names.LAYOUTS,
     sd3_names.LAYOUTS,
     unet_names.LAYOUTS,
-    flux2_vae_names.LAYOUTS,
-    kl_vae_names.LAYOUTS,
 )

@@ -89,7 +89,7 @@ def test_every_part_is_claimed_by_all_families_that_use_it() -> None:
         assert told is not None and told[0] == option and family.name in told[1], said
         if title in SHARED:
             seen.add(title)
-            assert told[1] == SHARED[title], (title, told)
+            assert told[1] == SHARED[title], f"SHARED has other families of {title}: {told[1] ^ SHARED[title]}"
     assert seen == SHARED.keys()
 
 

@@ -93,6 +93,7 @@ def copy_of_the_source(folder: Path) -> Path:
         ignored = shutil.ignore_patterns("__pycache__", "shapes-v1")
         shutil.copytree(ROOT / name, folder / "src" / "qwenimg" / name, ignore=ignored)
     shutil.copy(ROOT / "src" / "qwenimg" / "__init__.py", folder / "src" / "qwenimg")
+    shutil.copytree(ROOT / "src" / "qwenimg" / "diffusers", folder / "src" / "qwenimg" / "diffusers")
     (folder / "tools").mkdir()
     (folder / "common").symlink_to(folder / "src" / "qwenimg" / "common")
     shutil.copy(ROOT / "tools" / "write_call_types.py", folder / "tools")
