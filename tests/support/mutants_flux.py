@@ -151,7 +151,8 @@ def t5_buckets_of_a_decoder(patch: Patch) -> None:
 
 
 def clip_gelu_erf(patch: Patch) -> None:
-    patch.set(patch.backend.ops, "quick_gelu", patch.backend.ops.gelu_erf)
+    owner, gelu = patch.backend.network("clip").MLP, patch.backend.ops.gelu_erf
+    patch.around(owner, patch.backend.calls, lambda call, mlp, x: mlp.fc2(gelu(mlp.fc1(x))))
 
 
 def clip_pooled_at_the_last_token(patch: Patch) -> None:

@@ -126,10 +126,12 @@ def cross_attention_of_itself(patch: Patch) -> None:
 
 
 def quick_gelu_for_gelu(patch: Patch) -> None:
-    ops = patch.backend.ops
-    first, second = ops.quick_gelu, ops.gelu_erf
-    patch.set(ops, "quick_gelu", second)
-    patch.set(ops, "gelu_erf", first)
+    owner, quick, gelu = patch.backend.network("clip").MLP, patch.backend.ops.quick_gelu, patch.backend.ops.gelu_erf
+
+    def other(call: Any, mlp: Any, x: Any) -> Any:
+        return mlp.fc2((gelu if mlp.activation is quick else quick)(mlp.fc1(x)))
+
+    patch.around(owner, patch.backend.calls, other)
 
 
 def text_without_final_norm(patch: Patch) -> None:
