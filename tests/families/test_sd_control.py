@@ -31,7 +31,7 @@ from qwenimg import Pipeline
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry
 from qwenimg.common.families.stable_diffusion.control import open_control
-from qwenimg.common.pictures import preprocessors
+from qwenimg.common.pictures import pixels, preprocessors
 from qwenimg.common.pipeline import fit_options
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Change, limit_for
@@ -234,6 +234,22 @@ def test_a_run_does_what_its_plan_says(tmp_path: Path, folder: Path, net: Path, 
                 assert relative(latents, usual) <= 1e-5
                 seen |= {(resident, held) for _, resident, _, held in rows}
     print(f"{backend}: from {least:,} bytes on, {sorted(seen)}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
+def test_both_passes_see_the_picture_at_their_size(folder: Path, net: Path, backend: str) -> None:
+    """As a ControlNet for tiles adds details to what is enlarged: the same bits as two runs under the same picture."""
+    control = [(net, PICTURE, 0.8)]
+    with qwenimg.load(folder, backend, "fp32") as pipe:
+        first = pipe("a", **ASKED, control=control)
+        larger = pixels.fit(first.pixels, 96, 72)
+        expected = pipe("a", **ASKED | {"width": 96, "height": 72}, image=larger, strength=0.7, control=control)
+        made = pipe("a", **ASKED, hires=1.5, hires_strength=0.7, control=control)
+        without = pipe("a", **ASKED | {"width": 96, "height": 72}, image=larger, strength=0.7)
+    print(f"without control in the second pass {relative(without.latents, expected.latents):.1e}")
+    assert np.array_equal(made.latents, expected.latents) and np.array_equal(made.pixels, expected.pixels)
+    assert relative(without.latents, expected.latents) > 1e-3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
