@@ -43,7 +43,7 @@ from qwenimg.common.parity.sample import (
     rounded_otherwise,
     smaller,
 )
-from qwenimg.common.parity.tape import Tape, taped
+from qwenimg.common.parity.tape import ENCODE, Tape, taped
 from qwenimg.common.parts.tiny_vae import has_encoder
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
@@ -151,7 +151,7 @@ def record(
     with watched(pipe.runtime, trace):
         with taped(pipe, tape):
             result = _drawn(pipe, called(asked), trace)
-        seen = asked.get("pictures") or asked.get("control")  # of which the encoder has seen one
+        seen = any(station.name.startswith(ENCODE) for station in tape.stations)
         if not seen and has_encoder(checkpoint["vae"]):
             again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
             pipe(**again)  # for the VAE's encoder

@@ -58,6 +58,7 @@ def test_it_holds(recorded: dict[str, RecordedRun], kind: str, backend: str) -> 
     kinds = {(block.component, block.block) for block in run.passport.blocks}
     assert kinds >= {("image encoder 1", "layer"), ("image encoder 1", "end"), ("redux 1", "layer")}
     assert any(component == "text_encoder_2" for component, _ in kinds) == (kind == "two")
+    assert any(block.name.startswith("vae.encoder.") for block in run.passport.blocks), "which saw no picture here"
     stations = {station.name: station for station in drawn.stations}
     texts = [name for name in stations if name.startswith("transformer text")]
     assert texts == [f"transformer text {i}" for i in range(1, 3 if kind == "two" else 2)]

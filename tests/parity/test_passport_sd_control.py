@@ -52,6 +52,7 @@ def test_it_holds_on_mlx(recorded: dict[str, RecordedRun], kind: str) -> None:
     assert summary.verdict(judged, drawn) == ""
     blocks = {block.block for block in one.passport.blocks if block.component == "controlnet 1"}
     assert blocks >= ({"body"} if kind == "adapter" else {"token", "kinds", "result", "start", "resnet", "tokens"})
+    assert any(block.name.startswith("vae.encoder.") for block in one.passport.blocks), "which saw no picture here"
     errors = [station.output_error for station in drawn.stations if station.name.startswith("step ")]
     assert len(errors) >= 3 and all(error is not None and 0 < error < 2e-5 for error in errors)
 
