@@ -157,6 +157,8 @@ COMMANDS = by_name({
     "devices": "gpu gpus backends hardware",
     "samplers": "schedules schedulers",
     "info": "metadata inspect pnginfo png-info identify",
+    "describe PICTURE": "caption captions captioning interrogate interrogator tagger clip-interrogator",
+    "rewrite PROMPT": "improve improve-prompt enhance enhance-prompt expand-prompt prompt-enhancer magic-prompt",
     "upscale PICTURE --with FILE": "enlarge upscaler upscalers upscaling esrgan superres super-resolution extras",
     "completion": "complete completions",
     "bench": "benchmark",
@@ -197,8 +199,6 @@ FEATURES = by_name({
     "give -q 8, 6 or 4; `qwenimg convert MODEL FOLDER -q 8` writes a folder": "quantize quantise",
     "`qwenimg convert MODEL FOLDER --lora FILE` writes a folder with LoRAs merged": "merge",
     "give --control MODEL=PICTURE; `qwenimg models` lists the control networks": "controlnet control",
-    "qwen-image-layered describes its picture: `qwenimg -m qwen-image-layered -i PICTURE --caption en`":
-        "caption describe interrogate",
     "give --embedding FILE, and its name in the prompt": "embedding embeddings textual-inversion ti",
     "give --lora FILE:SCALE; `qwenimg models --models-dir DIR` lists the LoRAs of a folder": "lora loras",
     "give a prompt with -i PICTURE --outpaint left=200,top=100": "outpaint outpainting uncrop extend",

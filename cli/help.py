@@ -13,6 +13,8 @@ from qwenimg.common.jobs.image_options import ALL
 COMMANDS = {
     "generate": "draw pictures; needed if the prompt begins with a command's name",
     "info": "print the recipe of a picture, or what a model file contains",
+    "describe": "write captions or tags of pictures, also beside them for LoRAs",
+    "rewrite": "print a better prompt, by a language model",
     "upscale": "make pictures larger by a network that adds detail (ESRGAN)",
     "devices": "list the backends of this machine and their devices",
     "doctor": "measure the precision of this device, and say what --preset auto chooses",
@@ -25,6 +27,8 @@ COMMANDS = {
     "pull": "download a model",
     "rm": "delete a model from the disk",
     "convert": "write a model as a folder: in fewer bits, or with LoRAs merged",
+    "train": "train a LoRA on your own pictures",
+    "lora": "add LoRA files up, or change the rank of one",
     "grid": "compare values of one or two options on a labelled sheet",
     "batch": "draw many pictures with several workers, and resume if interrupted",
     "serve": "start an HTTP server for programs and browsers",
@@ -38,8 +42,6 @@ EDITING = {
     "edit": 'change a picture by words: edit PICTURE... "TEXT"',
     "inpaint": 'draw the white part of a mask anew: inpaint PICTURE MASK "TEXT"',
 }
-# Names that later versions will use: a prompt of one word that a new version would run would be a trap.
-RESERVED = ("train",)
 
 HELP_NAMES = ["-h", "--help"]
 # Options besides those of images and of opening a model, which have their own section.
@@ -78,10 +80,15 @@ COMMAND_EXAMPLES = {
     "models": "models --models-dir ComfyUI",
     "grid": 'grid "a red circle" --x steps=4,8,20 --y guidance=1,4',
     "batch": "batch requests.jsonl -o out/",
+    "describe": "describe photo.jpg -m qwen-image",
+    "rewrite": 'rewrite "a cat" -m qwen-image',
     "upscale": "upscale photo.jpg --by 4 --with RealESRGAN_x4plus.pth",
     "rm": "rm sd15",
     "mcp": "mcp -m sdxl --folder pictures/",
     "convert": "convert sd15 sd15-8bit -q 8",
+    "train": "train lora --data pictures/ -m qwen-image -o my.safetensors --word sks",
+    "merge": "lora merge style.safetensors:0.7 face.safetensors -o both.safetensors",
+    "resize": "lora resize style.safetensors --rank 16 -o small.safetensors",
     "record": "parity record -o mac.safetensors",
     "check": "parity check mac.safetensors",
     "report": "parity report mac.safetensors linux.safetensors -o report.html",

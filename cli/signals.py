@@ -38,6 +38,7 @@ class Stop:
         self.event: Callable[[int, str], bytes] | None = None  # returns the `error` event of --json
         self.until = 0.0  # a time of the monotonic clock; infinite while a picture whose steps are done is written
         self.hears: Callable[[], None] | None = None  # called by the thread that watches, at the first signal
+        self.waited = "what is being drawn"  # what `hears` waits for, in the message
         self.last: Callable[[], None] | None = None  # called before the end of the process by another thread
         self._claimed = False  # True: the main thread ends the run
         self._step = 0.0  # seconds of the last step, or the expected ones
@@ -72,10 +73,10 @@ class Stop:
                 self.until = 0.0
 
     @contextmanager
-    def serving(self, hears: Callable[[], None]) -> Iterator[None]:
-        """Let a signal in this context call `hears` in the watching thread; the main thread may take any time to
-        end."""
-        self.hears, self.until = hears, math.inf
+    def serving(self, hears: Callable[[], None], waited: str = "what is being drawn") -> Iterator[None]:
+        """Let a signal in this context call `hears` in the watching thread; the main thread may take any time to end,
+        until what is `waited` for is done."""
+        self.hears, self.until, self.waited = hears, math.inf, waited
         try:
             yield
         finally:
@@ -111,7 +112,7 @@ class Stop:
         if not self.patience():
             return ""
         if self.hears is not None:
-            return "stopping when what is being drawn is done; again to stop at once"
+            return f"stopping when {self.waited} is done; again to stop at once"
         what = "after this step" if self.until < math.inf else "when this picture is decoded and written"
         return f"stopping {what}; again to stop at once"
 

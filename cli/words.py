@@ -14,7 +14,7 @@ import click
 
 from qwenimg.cli import editing, foreign_words
 from qwenimg.cli.commands.generate import generate
-from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
+from qwenimg.cli.help import COMMANDS, HELP_NAMES
 from qwenimg.common.base.addresses import address_advice
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -50,8 +50,6 @@ class Words(click.Group):
             ctx.meta["qwenimg.implied"] = True
             _check_filled(ctx, generate, args)
             return super().parse_args(ctx, ["generate", *args])
-        if args[place] in RESERVED and not ctx.resilient_parsing:
-            _check_word(args[place])
         rest = [*args[:place], *args[place + 1 :]]
         if (command := self.get_command(ctx, args[place])) is not None:
             _check_filled(ctx, command, rest)
@@ -61,7 +59,7 @@ class Words(click.Group):
 def command_place(args: Sequence[str]) -> int | None:
     """Return the index in `args` of the command's name; None if the first word is a prompt or missing."""
     place = _first_word(args)
-    return place if place is not None and args[place] in (*COMMANDS, *RESERVED) else None
+    return place if place is not None and args[place] in COMMANDS else None
 
 
 def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str]) -> None:

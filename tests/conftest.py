@@ -125,7 +125,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(folder: Path, write: Callable[..., object], *args: Any, **options: Any) -> Path:
     """The folder that write(folder, ...) makes, whichever worker comes first."""
     with filelock.FileLock(f"{folder}.lock"):
-        if not (folder / "model_index.json").exists():
+        if not any((folder / f"{kind}model_index.json").exists() for kind in ("", "modular_")):
             write(folder, *args, **options)
     return folder
 
@@ -156,11 +156,13 @@ def tiny_zimage(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_flux2(shared_folder: Path) -> dict[str, Path]:
-    """Tiny Flux.2 klein folders, distilled and not, written by diffusers; see `tiny_flux2`."""
+    """Tiny FLUX.2 folders, klein distilled and not, and dev, written by diffusers; see `tiny_flux2`."""
     from support.tiny_flux2 import write_tiny_flux2
+    from support.tiny_flux2_dev import write_tiny_flux2_dev
 
     kinds = {"flux2-klein": True, "flux2-base": False}
-    return {name: written(shared_folder / f"tiny-{name}", write_tiny_flux2, distilled=d) for name, d in kinds.items()}
+    made = {name: written(shared_folder / f"tiny-{name}", write_tiny_flux2, distilled=d) for name, d in kinds.items()}
+    return made | {"flux2-dev": written(shared_folder / "tiny-flux2-dev", write_tiny_flux2_dev)}
 
 
 @pytest.fixture(scope="session")
@@ -170,6 +172,23 @@ def tiny_flux(shared_folder: Path) -> dict[str, Path]:
 
     kinds = ("dev", "schnell", "undistilled", "kontext", "fill")
     return {name: written(shared_folder / f"tiny-flux-{name}", write_tiny_flux, name) for name in kinds}
+
+
+@pytest.fixture(scope="session")
+def tiny_longcat(shared_folder: Path) -> dict[str, Path]:
+    """Tiny LongCat-Image folders, the plain one and Edit, written by diffusers; see `tiny_longcat`."""
+    from support.tiny_longcat import write_tiny_longcat
+
+    kinds = {"longcat": "text", "longcat-edit": "edit"}
+    return {name: written(shared_folder / f"tiny-{name}", write_tiny_longcat, kind) for name, kind in kinds.items()}
+
+
+@pytest.fixture(scope="session")
+def tiny_chroma(shared_folder: Path) -> Path:
+    """A tiny Chroma folder written by diffusers; see `tiny_chroma`."""
+    from support.tiny_chroma import write_tiny_chroma
+
+    return written(shared_folder / "tiny-chroma", write_tiny_chroma)
 
 
 @pytest.fixture(scope="session")
@@ -208,6 +227,24 @@ def tiny_layered(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_flux3(shared_folder: Path) -> dict[str, Path]:
+    """Tiny FLUX.3 Image Klein folders, distilled and not, written by diffusers; see `tiny_flux3`."""
+    from support.tiny_flux3 import write_tiny_flux3
+
+    kinds = {"flux3-klein": True, "flux3-base": False}
+    return {name: written(shared_folder / f"tiny-{name}", write_tiny_flux3, distilled=d) for name, d in kinds.items()}
+
+
+@pytest.fixture(scope="session")
+def tiny_ernie(shared_folder: Path) -> dict[str, Path]:
+    """Tiny ERNIE-Image folders, written by diffusers; see `tiny_ernie`."""
+    from support.tiny_ernie import write_tiny_ernie
+
+    kinds = {"ernie": False, "ernie-turbo": True}
+    return {name: written(shared_folder / f"tiny-{name}", write_tiny_ernie, turbo=t) for name, t in kinds.items()}
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
@@ -216,13 +253,26 @@ def tiny(
     tiny_zimage: Path,
     tiny_flux: dict[str, Path],
     tiny_flux2: dict[str, Path],
+    tiny_flux3: dict[str, Path],
+    tiny_longcat: dict[str, Path],
+    tiny_chroma: Path,
+    tiny_ernie: dict[str, Path],
     tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
 ) -> dict[str, Path]:
     """The tiny folders of all families that have files, by kind."""
     flux = {f"flux-{variant}": folder for variant, folder in tiny_flux.items()}
     qwen = {"qwen": tiny_folder, "qwen-layered": tiny_layered, "qwen21": tiny_qwen21["qwen21"]} | tiny_edit
-    return qwen | {"z-image": tiny_zimage, "sd3": tiny_sd3["medium"]} | flux | tiny_flux2 | folders
+    return (
+        qwen
+        | {"z-image": tiny_zimage, "chroma": tiny_chroma, "sd3": tiny_sd3["medium"]}
+        | flux
+        | tiny_flux2
+        | tiny_flux3
+        | tiny_longcat
+        | tiny_ernie
+        | folders
+    )
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ from random_model import write
 import qwenimg.backends
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.qwen_image.family import KIND
-from qwenimg.common.networks.encoders import clip, qwen_vl, qwen_vl_vision, vision_tower
+from qwenimg.common.networks.encoders import clip, qwen, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, qwen_vae
@@ -43,7 +43,7 @@ from qwenimg.common.weights import keys
 BASES = bases(KIND)
 POLICIES = {"fp32": (BASES["fp32"],), "bf16": (BASES["bf16"], BASES["bf16-plain"])}
 SD_VAE = kl_vae.KLVAEConfig(block_out_channels=(128, 256, 512, 512), layers_per_block=2)
-TWO_LAYERS = qwen_vl.QwenVLConfig(num_hidden_layers=2, vocab_size=8192)
+TWO_LAYERS = qwen.QwenVLConfig(num_hidden_layers=2, vocab_size=8192)
 TWO_VISION_LAYERS = QwenVLVisionConfig(vision_depth=2, full_layers=(1,), num_hidden_layers=1, vocab_size=64)
 SEEN = 392  # pixels of a side of a picture for the vision tower
 TOKENS, CHUNKS = 128, 2  # of the prompt's template and words; CLIP's two branches of 77 each
@@ -118,7 +118,7 @@ def _vae(name: str, title: str, side: int, config: Any) -> dict[str, Case]:
     return {f"{name}-decode": decode, f"{name}-encode": encode}
 
 
-def _text(config: qwen_vl.QwenVLConfig) -> Case:
+def _text(config: qwen.QwenVLConfig) -> Case:
     from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as theirs
 
     rope = {"rope_type": "default", "rope_theta": config.rope_theta, "mrope_section": [16, 24, 24]}
@@ -126,7 +126,7 @@ def _text(config: qwen_vl.QwenVLConfig) -> Case:
     return Case(
         title="Qwen2.5-VL, two layers",
         size=f"{TOKENS} tokens",
-        network=qwen_vl.NETWORK,
+        network=qwen.QWEN2_5_VL,
         config=config,
         given=np.random.default_rng(7).integers(0, config.vocab_size, (1, TOKENS)),
         peer=lambda: theirs.Qwen2_5_VLTextModel(given),

@@ -41,10 +41,15 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.families import registry
 from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
+    chroma_conditioning,
+    chroma_dit,
     flux2_conditioning,
     flux2_dit,
+    flux3_conditioning,
+    flux3_dit,
     flux_conditioning,
     flux_dit,
+    longcat_dit,
     qwen21_conditioning,
     qwen21_dit,
     qwen_conditioning,
@@ -56,7 +61,10 @@ from qwenimg.common.networks.denoisers import (
     zimage_conditioning,
     zimage_dit,
 )
+from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
+from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
@@ -129,18 +137,30 @@ def _flux_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
     return lambda: model(_tokens(latents), text, timestep=torch.full((1,), SIGMA, **kind), **ids, **more)[0]
 
 
+def _unpooled_theirs(model: Any, latents: Any, text: Any, pooled: Any, counts_text: bool) -> Step:
+    """A step of Chroma, or of LongCat-Image, whose text counts and has the image behind it."""
+    ids, time = _ids(latents, text), _time(SIGMA, text)
+    if counts_text:
+        ids["txt_ids"][:, 1:] = torch.arange(text.shape[1])[:, None]
+        ids["img_ids"] = ids["img_ids"] + torch.tensor([1, text.shape[1], text.shape[1]])
+    return lambda: model(_tokens(latents), text, timestep=time, **ids)[0]
+
+
 def _flux_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     h, w = latents.shape[2:]
-    features = (
-        flux_conditioning.time_rows([1000 * SIGMA], "float32"),
-        flux_conditioning.guidance_row(GUIDANCE, "float32"),
-    )
-    modulation = component.modulate(*features, [engine.array(pooled)])
+    if isinstance(component.config, ChromaConfig):
+        modulation = component.modulate(chroma_conditioning.features(component.config, [1000 * SIGMA], "float32"))
+    else:
+        features = (
+            flux_conditioning.time_rows([1000 * SIGMA], "float32"),
+            flux_conditioning.guidance_row(GUIDANCE, "float32"),
+        )
+        modulation = component.modulate(*features, [engine.array(pooled) if pooled.shape[1] > 1 else None])
     condition, x = component.condition(engine.array(text), [(h // 2, w // 2)]), engine.array(packing.pack(latents))
     return lambda: component.predict(x, (modulation, 0), condition), lambda y: engine.numpy(y)
 
 
-# FLUX.2
+# FLUX.2 and FLUX.3
 
 
 def _flux2_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
@@ -150,10 +170,21 @@ def _flux2_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
 
 
 def _flux2_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
-    features = flux2_conditioning.time_rows(component.config, 1000 * SIGMA, "float32")
+    if isinstance(component.config, Flux3Config):
+        features = flux3_conditioning.time_rows(component.config, 1000 * SIGMA, "float32", 0.0)
+    else:
+        features = flux2_conditioning.time_rows(component.config, 1000 * SIGMA, "float32")
     condition = component.condition(engine.array(text), ([latents.shape[2:]], []))
     x = engine.array(packing.tokens(latents))
     return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+
+
+def _flux3_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    """A step of the base, from which diffusers takes out references that are not there."""
+    ids = _ids(latents, text, axes=4)
+    ids["img_ids"] = 0.5 * ids["img_ids"]
+    tokens, time = latents.flatten(2).transpose(1, 2), _time(SIGMA, text)
+    return lambda: model(tokens, text, timestep=time, **ids)[0]
 
 
 # Stable Diffusion 3
@@ -448,6 +479,21 @@ def cases(layers: int = 2) -> dict[str, Case]:
             embedding="time_guidance_embed.time_proj", text=klein.joint_attention_dim, patch=1,
             theirs=_flux2_theirs, ours=_flux2_ours,
         ),
+        "flux3": Case(
+            family="flux3", network=flux3_dit.NETWORK, config=Flux3Config(num_layers=1, num_single_layers=1),
+            oracle="Flux3Transformer2DModel", embedding="time_proj", text=20480, patch=1,
+            theirs=_flux3_theirs, ours=_flux2_ours,
+        ),
+        "longcat": Case(
+            family="longcat", network=longcat_dit.NETWORK, config=LongCatConfig(num_layers=1, num_single_layers=1),
+            oracle="LongCatImageTransformer2DModel", embedding="time_embed.time_proj", text=3584,
+            theirs=partial(_unpooled_theirs, counts_text=True), ours=_flux_ours,
+        ),
+        "chroma": Case(
+            family="chroma", network=chroma_dit.NETWORK, config=ChromaConfig(num_layers=1, num_single_layers=1),
+            oracle="ChromaTransformer2DModel", embedding="time_text_embed.time_proj", text=4096,
+            theirs=partial(_unpooled_theirs, counts_text=False), ours=_flux_ours,
+        ),
         "sd3": Case(
             family="sd3", network=sd3_dit.NETWORK, config=medium, oracle="SD3Transformer2DModel",
             embedding="time_text_embed.time_proj", text=4096, pooled=2048, theirs=_sd3_theirs, ours=_sd3_ours,
@@ -506,6 +552,12 @@ def oracle(case: Case, part: Part, file: Path, dtype: torch.dtype, device: str) 
 
         model.pos_embed = QwenImage21Rope(theta=10000, axes_dim=list(case.config.axes_dims_rope))
         maker.forward = lambda times: torch.cat([_sinusoids(1000 * time) for time in times])
+    elif case.family == "chroma":
+        from diffusers.models.transformers.transformer_chroma import ChromaCombinedTimestepTextProjEmbeddings
+
+        channels = case.config.approximator_num_channels // 4
+        model.time_text_embed = ChromaCombinedTimestepTextProjEmbeddings(channels, case.config.vectors)  # not on meta
+        model.time_text_embed.time_proj.forward = partial(_sinusoids, dim=channels)
     elif case.family == "stable-diffusion":
         model.time_proj = ExactTimes(model.config.block_out_channels[0])
         if model.config.addition_time_embed_dim:

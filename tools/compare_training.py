@@ -50,13 +50,12 @@ def child(options: dict[str, Any]) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
+    from training import run as train_run
     from training import stages
     from training import vae as train_vae
 
-    from qwenimg.backends.torch.training import loop
-
     train_vae.MEASURED = 8  # pictures for the latents' statistics, of 64
-    loop.LOG_EVERY = min(LAST, options["steps"])
+    train_run.LOG_EVERY = min(LAST, options["steps"])
     size = SIZES[options["size"]]
     config = ShapesConfig(
         stage=options["stage"],
@@ -75,16 +74,16 @@ def child(options: dict[str, Any]) -> dict[str, float]:
     before, start = _peak(), time.perf_counter()
     run.all_steps()
     seconds = time.perf_counter() - start
-    with run.stem.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+    with config.stem.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {
-        "parameters": sum(p.numel() for p in run.parameters.values()),
+        "parameters": sum(p.numel() for p in run.learner.parameters.values()),
         "seconds_per_step": seconds / options["steps"],
         "peak_bytes": _peak(),
         "peak_before_bytes": before,
         "first_loss": float(rows[0]["loss"]),
         "final_loss": float(rows[-1]["loss"]),
-        "kept_bytes": float(sum(run.precision.kept.values()) / max(1, len(run.precision.kept))),
+        "kept_bytes": float(sum(run.learner.kept.values()) / max(1, len(run.learner.kept))),
         "back_offs": float(rows[-1]["back_offs"]),
     }
 

@@ -30,10 +30,15 @@ import conftest  # noqa: F401  (the environment of the tests, before a framework
 import numpy as np
 import torch
 from support import random_folders
+from support.tiny_chroma import write_tiny_chroma
 from support.tiny_control import write_controlnet, write_patches
 from support.tiny_edit import write_tiny_edit
+from support.tiny_ernie import write_tiny_ernie
 from support.tiny_flux import write_tiny_flux
 from support.tiny_flux2 import write_tiny_flux2
+from support.tiny_flux2_dev import write_tiny_flux2_dev
+from support.tiny_flux3 import write_tiny_flux3
+from support.tiny_longcat import write_tiny_longcat
 from support.tiny_model import write_tiny_model
 from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
 from support.tiny_sd import write_tiny_sd
@@ -43,6 +48,7 @@ from support.tiny_zimage import write_tiny_zimage
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.families import registry
+from qwenimg.common.families.longcat import references as longcat_references
 from qwenimg.common.families.qwen_image import references
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, constants, inputs, record
@@ -80,7 +86,13 @@ WRITERS = {
     "sdxl": partial(write_tiny_sd, kind="sdxl"),
     "flux": partial(write_tiny_flux, variant="dev"),
     "flux2": partial(write_tiny_flux2, distilled=False),
+    "flux2-dev": write_tiny_flux2_dev,
+    "flux3": partial(write_tiny_flux3, distilled=True),
     "sd3": write_tiny_sd3,
+    "chroma": write_tiny_chroma,
+    "ernie": write_tiny_ernie,
+    "longcat": partial(write_tiny_longcat, kind="text"),
+    "longcat-edit": partial(write_tiny_longcat, kind="edit"),
     "z-image": write_tiny_zimage,
 }
 RANDOM, SEEDS = "random:", range(1, 13)  # folders of random sizes, and those of each family
@@ -89,7 +101,7 @@ MODELS = ("shapes", *WRITERS, *(f"{RANDOM}{family}" for family in random_folders
 
 def main() -> None:
     torch.set_num_threads(1)
-    references.AREA = 128**2  # of the pictures that a model sees
+    references.AREA = longcat_references.AREA = 128**2  # of the pictures that a model sees
     chosen = [name for name in sys.argv[1:] if not name.startswith("--")]
     if unknown := set(chosen) - set(MODELS):
         sys.exit(f"no {', '.join(unknown)} in WRITERS")
@@ -145,7 +157,7 @@ def measured(folder: Path, models: Sequence[str]) -> Iterator[tuple[str, list[tu
         controls = written_controls(folder) if name == "qwen-control" else []
         refused = registry.of_folder(place).precision.refused
         policies = POLICIES[:2] if "float16" in refused else POLICIES
-        asked = ASKED | ({"pictures": 1} if name == "edit" else {})
+        asked = ASKED | ({"pictures": 1} if name in ("edit", "longcat-edit") else {})
         found = [row for policy in policies for row in of_model(str(place), policy, asked, controls=controls)]
         yield name, [row for row in found if not controls or row[0].startswith(CONTROLS)]
 

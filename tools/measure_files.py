@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from qwenimg.common.families import registry
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import qwen
 from qwenimg.common.quant.bits import widened
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights.values import read
 
-NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK}
+NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen.QWEN2_5_VL}
 LAYOUTS = ("fp8 without scales", "fp8, a scale for each weight", "int8_tensorwise, a scale for each row")
 
 

@@ -37,6 +37,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from support import tiny_autoencoder
 
 from qwenimg.common.base.amounts import parse_max
+from qwenimg.common.base.config import model_index
 from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 
 PROMPT = "a red circle and a small blue square on a white background"
@@ -111,6 +112,12 @@ RUNS = (
     Run("flux", "cpu", "--size 512x384 --precision bf16"),
     Run("flux", "mlx", "--size 128x128 --precision fp32"),
     Run("flux2", "cpu", "--size 256x256 --precision fp32"),
+    Run("flux3", "cpu", "--size 256x256 --precision fp32"),
+    Run("flux3", "mlx", "--size 128x128 --precision fp32"),
+    Run("longcat", "cpu", "--size 256x256 --precision fp32"),
+    Run("longcat", "mlx", "--size 128x128 --precision fp32"),
+    Run("chroma", "cpu", "--size 256x256 --precision fp32"),
+    Run("chroma", "mlx", "--size 128x128 --precision fp32"),
     Run("qwen21", "cpu", "--size 512x512 --precision fp32 --guidance 4"),
     Run("qwen21", "cpu", "--size 512x512 --precision fp32 -i seen.png"),
     Run("qwen21", "cpu", "--size 512x384 --precision bf16 -i seen.png"),
@@ -186,11 +193,13 @@ STARTS = {
 CALLED_IN_STEPS = ("sd15-controlnet", "sdxl-union", "z-image-control")
 
 
+# Models without a stage of their modulation
+MODULATED_IN_STEPS = ("z-image", "z-image-control", "flux2", "flux3", "qwen21")
+
+
 def starts(model: str) -> dict[str, str]:
-    """Return the stage that each message begins; only Qwen-Image has one for its modulation."""
-    return STARTS | (
-        {"loading transformer": "denoise"} if model in ("z-image", "z-image-control", "flux2", "qwen21") else {}
-    )
+    """Return the stage that each message begins."""
+    return STARTS | ({"loading transformer": "denoise"} if model in MODULATED_IN_STEPS else {})
 
 
 ONE = """
@@ -242,7 +251,7 @@ print(json.dumps({"idle": idle, "stages": {name: peak - idle for name, peak in p
 
 def made(folder: Path, model: str) -> Path:
     path = folder / model
-    if not (path / "model_index.json").exists():
+    if not model_index(path).exists():
         write_folder(path, model)
         tiny_autoencoder.write_authors(path, "taesd", tiny_autoencoder.weights(TinyVAEConfig()))
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)).save(path / PICTURE)

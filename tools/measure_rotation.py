@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 import qwenimg
 from qwenimg.common.families import registry
 from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import qwen
 from qwenimg.common.quant.affine import Affine, encode
 from qwenimg.common.quant.bits import widened
 from qwenimg.common.shapes import builtin, selftest
@@ -39,7 +39,7 @@ from qwenimg.common.weights.values import read
 POLICIES = ("6", "4")
 GROUPS = {"none": 1, "groups of 16": 16, "the largest groups up to 256": 256}
 SHIPPED = "groups of 16, where there are 4 bits: as built"
-NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK}
+NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen.QWEN2_5_VL}
 COUNT, SEEDS = 40, 70_000
 
 

@@ -26,8 +26,8 @@ import qwenimg
 from qwenimg.common.families import registry
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders import qwen
+from qwenimg.common.networks.encoders.qwen import QwenVLConfig
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.quant.affine import Affine, encode
 from qwenimg.common.quant.bits import widened
@@ -44,7 +44,7 @@ POLICIES = ("8", "6", "4")
 def sizes(policy: str | None) -> list[str]:
     """GB of the transformer's weights that stay in memory, of all of them, and of the text encoder's."""
     found: list[str] = []
-    for network, config in ((qwen_dit.NETWORK, QwenDiTConfig()), (qwen_vl.NETWORK, QwenVLConfig())):
+    for network, config in ((qwen_dit.NETWORK, QwenDiTConfig()), (qwen.QWEN2_5_VL, QwenVLConfig())):
         plan = on_paper.plan(network.name, network.uses(config))
         if policy is not None and network.blocks is not None:
             plan = quantize.quantized(plan, quantize.parse(policy)[network.role], network.blocks)

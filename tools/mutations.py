@@ -21,10 +21,14 @@ from doc_tables import read_data, table, write, write_data
 from support import frameworks  # noqa: F401
 from support.mutant import PRECISIONS, Judged, Mutant
 from support.mutant_tables import TABLES
+from support.tiny_chroma import write_tiny_chroma
 from support.tiny_edit import write_tiny_edit
+from support.tiny_ernie import write_tiny_ernie
 from support.tiny_flux import write_tiny_flux
 from support.tiny_flux2 import write_tiny_flux2
+from support.tiny_flux3 import write_tiny_flux3
 from support.tiny_layered import write_tiny_layered
+from support.tiny_longcat import write_tiny_longcat
 from support.tiny_model import write_tiny_model
 from support.tiny_qwen21 import write_tiny_qwen21
 from support.tiny_sd import write_tiny_sd
@@ -38,8 +42,10 @@ CRASHED = "breaks off:"
 SHOWN = 90  # characters of what caught a fault
 TITLES = {
     "qwen": "Qwen-Image", "sd": "SDXL", "z-image": "Z-Image", "sd3": "Stable Diffusion 3", "flux": "FLUX.1",
-    "flux2": "FLUX.2 klein", "qwen-edit": "Qwen-Image-Edit", "qwen-layered": "Qwen-Image-Layered",
-    "qwen21": "Qwen-Image-2.1", "qwen-control": "ControlNets of Qwen-Image",
+    "flux2": "FLUX.2 klein", "flux3": "FLUX.3 Image Klein", "qwen-edit": "Qwen-Image-Edit",
+    "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
+    "qwen21": "Qwen-Image-2.1",
+    "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
 WRITERS: Mapping[str, Callable[[Path], None]] = {
     "sdxl": lambda folder: write_tiny_sd(folder, "sdxl"),
@@ -49,6 +55,12 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "flux-kontext": lambda folder: write_tiny_flux(folder, "kontext"),
     "flux-fill": lambda folder: write_tiny_flux(folder, "fill"),
     "flux2-base": lambda folder: write_tiny_flux2(folder, distilled=False),
+    "flux3-base": lambda folder: write_tiny_flux3(folder, distilled=False),
+    "flux3-klein": lambda folder: write_tiny_flux3(folder, distilled=True),
+    "chroma": write_tiny_chroma,
+    "ernie": write_tiny_ernie,
+    "longcat": lambda folder: write_tiny_longcat(folder, "text"),
+    "longcat-edit": lambda folder: write_tiny_longcat(folder, "edit"),
     "qwen": write_tiny_model,
     "qwen-2511": lambda folder: write_tiny_edit(folder, "2511"),
     "qwen-layered": write_tiny_layered,

@@ -21,13 +21,16 @@ from PIL import Image
 from random_model import write_part, write_small_files
 from tiny_tokenizer import write_tiny_tokenizer
 
-from qwenimg.common.families.qwen_image import variants
+from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
 from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
+    chroma_dit,
     flux2_dit,
+    flux3_dit,
     flux_controlnet,
     flux_dit,
+    longcat_dit,
     qwen21_dit,
     qwen_controlnet,
     qwen_dit,
@@ -39,17 +42,8 @@ from qwenimg.common.networks.denoisers import (
     zimage_control,
     zimage_dit,
 )
-from qwenimg.common.networks.encoders import (
-    clip,
-    qwen3,
-    qwen3_vl_vision,
-    qwen_vl,
-    qwen_vl_caption,
-    qwen_vl_vision,
-    redux,
-    siglip_vision,
-    t5,
-)
+from qwenimg.common.networks.encoders import clip, qwen3_vl_vision, qwen_vl_vision, redux, siglip_vision, t5
+from qwenimg.common.networks.encoders.qwen import QWEN2_5_VL, QWEN3, QWEN3_VL, Qwen3Config, Qwen3VLConfig, QwenVLConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, kl_vae, qwen21_vae, qwen_vae
 from qwenimg.common.prompts.vocabulary import byte_symbols
@@ -133,14 +127,14 @@ def write_trained_clip(folder: Path) -> None:
 # Qwen-Image
 
 QWEN = qwen_dit.QwenDiTConfig(num_layers=6, num_attention_heads=8, joint_attention_dim=1024)
-QWEN_TEXT = qwen_vl.QwenVLConfig(
+QWEN_TEXT = QwenVLConfig(
     hidden_size=1024, intermediate_size=5632, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
     vocab_size=32000,
 )  # fmt: skip
 # A quarter of the published vision tower's width, and of its layers.
 QWEN_SEEING = qwen_vl_vision.QwenVLVisionConfig(
-    **vars(QWEN_TEXT), mrope_section=(16, 24, 24), vision_depth=8, vision_width=320, vision_inner=856, vision_heads=4,
-    full_layers=(1, 3, 5, 7),
+    **vars(QWEN_TEXT) | {"mrope_section": (16, 24, 24)}, vision_depth=8, vision_width=320, vision_inner=856,
+    vision_heads=4, full_layers=(1, 3, 5, 7),
 )  # fmt: skip
 CONTROL = qwen_controlnet.QwenControlNetConfig(num_layers=2, num_attention_heads=8, joint_attention_dim=1024)
 
@@ -209,17 +203,30 @@ FLUX_VAE = replace(kl_vae.FLUX_1, block_out_channels=(64, 128, 256, 256))
 FLUX2 = flux2_dit.Flux2Config(
     num_layers=2, num_single_layers=8, num_attention_heads=8, joint_attention_dim=1536, guidance_embeds=False
 )
-FLUX2_TEXT = qwen3.Qwen3Config(
+FLUX2_TEXT = Qwen3Config(
     hidden_size=512, intermediate_size=1536, num_hidden_layers=28, num_attention_heads=8, num_key_value_heads=2,
     vocab_size=32000,
 )  # fmt: skip
+FLUX2_VAE = flux2_vae.Flux2VAEConfig(block_out_channels=(64, 128, 256, 256))
+FLUX3 = flux3_dit.Flux3Config(
+    num_layers=2, num_single_layers=8, num_attention_heads=8, joint_attention_dim=4096, flow_map=True
+)
+FLUX3_TEXT = Qwen3VLConfig(
+    hidden_size=512, intermediate_size=1536, num_hidden_layers=33, num_attention_heads=8, num_key_value_heads=2,
+    head_dim=64, vocab_size=32000, tie_word_embeddings=True,
+)  # fmt: skip
+FLUX_T5 = t5.T5Config(d_model=1024, d_ff=2560, num_layers=8, num_heads=16)
+CHROMA = chroma_dit.ChromaConfig(
+    num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024, approximator_hidden_dim=1280
+)
+LONGCAT = longcat_dit.LongCatConfig(num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024)
 ZIMAGE = zimage_dit.ZImageConfig(
     axes_lens=(1536, 512, 512), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024
 )
 ZIMAGE_CONTROL = zimage_control.ZImageControlConfig(
     control_layers_places=(0, 2, 4, 6), dim=ZIMAGE.dim, n_heads=ZIMAGE.n_heads, n_kv_heads=ZIMAGE.n_kv_heads
 )
-ZIMAGE_TEXT = qwen3.Qwen3Config(
+ZIMAGE_TEXT = Qwen3Config(
     hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
     vocab_size=32000,
 )  # fmt: skip
@@ -230,12 +237,12 @@ QWEN21_TEXT = qwen3_vl_vision.Qwen3VLVisionConfig(
 )  # fmt: skip
 
 KINDS = {
-    "qwen": qwen(variants.TEXT, (qwen_vl.NETWORK, QWEN_TEXT)),
+    "qwen": qwen(variants.TEXT, (QWEN2_5_VL, QWEN_TEXT)),
     # Of more layers, so that two of them are little of it.
-    "deep": qwen(variants.TEXT, (qwen_vl.NETWORK, QWEN_TEXT), replace(QWEN, num_layers=24)),
+    "deep": qwen(variants.TEXT, (QWEN2_5_VL, QWEN_TEXT), replace(QWEN, num_layers=24)),
     "edit": qwen(variants.EDIT_2511, (qwen_vl_vision.NETWORK, QWEN_SEEING)),
-    "layered": qwen(variants.LAYERED, (qwen_vl_caption.NETWORK, QWEN_SEEING)),
-    "control": replace(qwen(variants.TEXT, (qwen_vl.NETWORK, QWEN_TEXT)), control=(qwen_controlnet.NETWORK, CONTROL)),
+    "layered": qwen(variants.LAYERED, (captions.NETWORK, replace(QWEN_SEEING, writes=True))),
+    "control": replace(qwen(variants.TEXT, (QWEN2_5_VL, QWEN_TEXT)), control=(qwen_controlnet.NETWORK, CONTROL)),
     "sd15": Kind(
         model="sd15",
         parts={
@@ -278,7 +285,7 @@ KINDS = {
         parts={
             "transformer": (flux_dit.NETWORK, FLUX),
             "text_encoder": (clip.NETWORK, FLUX_CLIP),
-            "text_encoder_2": (t5.NETWORK, t5.T5Config(d_model=1024, d_ff=2560, num_layers=8, num_heads=16)),
+            "text_encoder_2": (t5.NETWORK, FLUX_T5),
             "vae": (kl_vae.NETWORK, FLUX_VAE),
         },
         tokenizers={"tokenizer": write_trained_clip, "tokenizer_2": write_trained_spiece},
@@ -287,15 +294,41 @@ KINDS = {
         model="flux2-klein-base-4b",
         parts={
             "transformer": (flux2_dit.NETWORK, FLUX2),
-            "text_encoder": (qwen3.NETWORK, FLUX2_TEXT),
-            "vae": (flux2_vae.NETWORK, flux2_vae.Flux2VAEConfig(block_out_channels=(64, 128, 256, 256))),
+            "text_encoder": (QWEN3, FLUX2_TEXT),
+            "vae": (flux2_vae.NETWORK, FLUX2_VAE),
+        },
+    ),
+    "flux3": Kind(
+        model="flux3-klein",
+        parts={
+            "transformer": (flux3_dit.NETWORK, FLUX3),
+            "text_encoder": (QWEN3_VL, FLUX3_TEXT),
+            "vae": (flux2_vae.NETWORK, FLUX2_VAE),
+        },
+        tokenizers={"text_encoder": write_tiny_tokenizer},
+    ),
+    "chroma": Kind(
+        model="chroma1-hd",
+        parts={
+            "transformer": (chroma_dit.NETWORK, CHROMA),
+            "text_encoder": (t5.NETWORK, FLUX_T5),
+            "vae": (kl_vae.NETWORK, FLUX_VAE),
+        },
+        tokenizers={"tokenizer": write_trained_spiece},
+    ),
+    "longcat": Kind(
+        model="longcat-image",
+        parts={
+            "transformer": (longcat_dit.NETWORK, LONGCAT),
+            "text_encoder": (QWEN2_5_VL, QWEN_TEXT),
+            "vae": (kl_vae.NETWORK, FLUX_VAE),
         },
     ),
     "z-image": Kind(
         model="z-image-turbo",
         parts={
             "transformer": (zimage_dit.NETWORK, ZIMAGE),
-            "text_encoder": (qwen3.NETWORK, ZIMAGE_TEXT),
+            "text_encoder": (QWEN3, ZIMAGE_TEXT),
             "vae": (kl_vae.NETWORK, FLUX_VAE),
         },
     ),

@@ -27,8 +27,8 @@ from tiny_tokenizer import write_tiny_tokenizer
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders import decoder, qwen
+from qwenimg.common.networks.encoders.qwen import QwenVLConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
@@ -73,11 +73,11 @@ def write_random_model(
 
     The same arguments give the same bytes. model_index.json is written last: where it is, the folder is complete.
     """
-    text_keys = {f"model.{key}": shape for key, shape in qwen_vl.manifest(text).items()}
+    text_keys = {f"model.{key}": shape for key, shape in decoder.manifest(text).items()}
     _write_json(folder / "transformer" / "config.json", {"_class_name": qwen_dit.CLASS_NAME} | asdict(dit))
     _write_json(folder / "vae" / "config.json", {"_class_name": qwen_vae.CLASS_NAME} | asdict(vae))
-    heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
-    _write_json(folder / "text_encoder" / "config.json", heading | asdict(text))
+    heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    _write_json(folder / "text_encoder" / "config.json", heading | qwen.QWEN2_5_VL.written(text))
     small = known_configs.small_files("qwen-image")
     _write_json(folder / "scheduler" / "scheduler_config.json", small["scheduler/scheduler_config.json"])
     write_tiny_tokenizer(folder / "tokenizer")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.core import array as Array
@@ -36,6 +36,9 @@ from qwenimg.common.runtime.rates import Layer, Rates, Shapes
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
+
+if TYPE_CHECKING:
+    from qwenimg.backends.mlx.training.adapters import MLXAdapters
 
 
 class MLXEngine:
@@ -106,6 +109,11 @@ class MLXEngine:
         assert wide in ("", "float32"), "float64 is another backend's"
         return NetworkBlocks(self.open(network, config, plan.only(lambda name: False), precision), plan, bool(wide))
 
+    def adapters(self, values: Mapping[str, NumpyArray], recomputed: re.Pattern[str] | None) -> MLXAdapters:
+        from qwenimg.backends.mlx.training.adapters import MLXAdapters  # only a training needs it
+
+        return MLXAdapters(values, recomputed)
+
     def array(self, values: NumpyArray) -> Array:
         return ops.table(values, mx.float32)
 
@@ -132,8 +140,8 @@ class MLXEngine:
     def rescale(self, guided: Array, conditional: Array, share: float) -> Array:
         return ops.rescale(guided, conditional, share)
 
-    def shortened(self, guided: Array, conditional: Array, most: float) -> Array:
-        return ops.shortened(guided, conditional, most)
+    def shortened(self, guided: Array, conditional: Array, most: float, each: bool = False) -> Array:
+        return ops.shortened(guided, conditional, most, each)
 
     def join(self, arrays: Sequence[Array]) -> Array:
         return mx.concatenate(list(arrays), axis=1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from qwenimg.common.runtime.rates import Layer, Rates, Shapes
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
+
+if TYPE_CHECKING:
+    from qwenimg.backends.torch.training.adapters import TorchAdapters
 
 
 def has_cuda() -> bool:
@@ -138,6 +141,11 @@ class TorchEngine:
         opened = self.open(network, config, plan.only(lambda name: False), precision)
         return NetworkBlocks(opened, plan, self._device, ops.DTYPES[wide] if wide else None)
 
+    def adapters(self, values: Mapping[str, NumpyArray], recomputed: re.Pattern[str] | None) -> TorchAdapters:
+        from qwenimg.backends.torch.training.adapters import TorchAdapters  # only a training needs it
+
+        return TorchAdapters(values, recomputed, self._device)
+
     def array(self, values: NumpyArray) -> Tensor:
         return ops.table(values, torch.float32, self._device)
 
@@ -166,9 +174,9 @@ class TorchEngine:
         with torch.inference_mode():
             return ops.rescale(guided, conditional, share)
 
-    def shortened(self, guided: Tensor, conditional: Tensor, most: float) -> Tensor:
+    def shortened(self, guided: Tensor, conditional: Tensor, most: float, each: bool = False) -> Tensor:
         with torch.inference_mode():
-            return ops.shortened(guided, conditional, most)
+            return ops.shortened(guided, conditional, most, each)
 
     def join(self, arrays: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(arrays), dim=1)

@@ -1,4 +1,5 @@
-"""The tools of an assistant: draw, edit, plan and models. Each takes arguments in JSON and returns text and pictures.
+"""The tools of an assistant: draw, edit, rewrite, describe, plan and models. Each takes arguments in JSON and returns
+text and pictures.
 
 No option that names a file of this machine is among them: pictures come from the folder or in base64.
 """
@@ -8,13 +9,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenimg.cli.assistants.folder import Folder, decoded, stem_of
+from qwenimg.cli.assistants.folder import decoded, stem_of
+from qwenimg.cli.client_folder import Folder
 from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.base.text import clean
@@ -23,9 +25,11 @@ from qwenimg.common.memory.estimate import summary
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result
+    from qwenimg.common.parts.texts.describing import Describer
 
 MOST_PICTURES = 4  # of a call: each is in the answer
 MOST_SEEN = 10  # pictures that a model sees
+MOST_TOKENS = 300  # of a text
 OPTIONS = (
     "prompt", "negative_prompt", "width", "height", "steps", "guidance", "true_cfg", "sampler", "schedule", "seed",
     "cfg_end", "guidance_rescale", "clip_skip", "skip_layers", "layers", "caption",
@@ -33,6 +37,11 @@ OPTIONS = (
 """Options of a picture that a client may give."""
 STARTING = ("strength", "mask_blur", "mask_fill", "mask_mode", "only_masked")
 """Further options of `edit`."""
+ASKED = {
+    "tags": {"type": "boolean", "description": "tags in place of a caption"},
+    "ask": {"type": "string", "description": "a question about the picture"},
+}
+"""What `describe` writes about a picture."""
 Progress = Callable[[int, int], None]
 
 
@@ -80,6 +89,8 @@ class Tools:
         self.schemas: dict[str, dict[str, Any]] = {
             "draw": _object(drawn, ["prompt"]),
             "edit": _object(drawn | {name: schema[name] for name in STARTING} | edited, ["prompt"]),
+            "rewrite": _object({"prompt": schema["prompt"], "seed": drawn["seed"]}, ["prompt"]),
+            "describe": _object({"image": seen, "image_base64": base, **ASKED}, []),
             "plan": _object(drawn, []),
             "models": _object({}, []),
         }
@@ -87,6 +98,8 @@ class Tools:
         self.titles = {
             "draw": f"Draw a picture from a text with {pipe.model_name}. It is written into the folder and returned.",
             "edit": f"Draw a picture from a picture and a text with {pipe.model_name}. {way}.",
+            "rewrite": "Write a better prompt, by the model's text encoder. Quoted text stays as it is.",
+            "describe": "Describe a picture, or answer a question about it, by the model's text encoder.",
             "plan": "Say how much memory and time a picture takes, without drawing it.",
             "models": f"List the models, which of them are here, and the defaults of the open one, {pipe.model_name}.",
         }
@@ -132,7 +145,69 @@ class Tools:
         several = file if isinstance(file, list) and name == "image" else [] if file is None else [file]
         if len(several) > MOST_SEEN:
             raise UsageError(f"{name}: {len(several)} pictures; at most {MOST_SEEN} are taken")
-        return [self.folder.picture(one, name) for one in several]
+        return [self.folder.inside(one, name) for one in several]
+
+    def rewrite(self, given: dict[str, Any], call: Call) -> Answer:
+        from qwenimg.common.parts.texts import rewriting
+
+        prompt, seed = self._text(given, "prompt"), given.get("seed", 0)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise UsageError(f"seed is {clean(seed, 40)}; expected a whole number")
+        notes: list[str] = []
+        with self._describer(call, seeing=False) as describer:
+            draft, how = rewriting.Draft(prompt), replace(rewriting.USUAL, seed=seed)
+            describer.check([draft.conversation], how)
+            [made] = rewriting.rewrite(
+                describer.writer, [draft], how, lambda kind, text: notes.append(text) if kind == "warning" else None
+            )
+        return Answer(text="\n".join([made.prompt, *(f"warning: {note}" for note in notes)]))
+
+    def describe(self, given: dict[str, Any], call: Call) -> Answer:
+        from qwenimg.common.parts.texts.describing import reduced
+        from qwenimg.common.pictures.input import read_image
+        from qwenimg.common.prompts.describing import Asking
+
+        pictures = self._sources(given, "image")
+        if len(pictures) != 1:
+            raise UsageError("image is missing; give the name of one picture in the folder, or image_base64")
+        tags, question = given.get("tags", False), self._text(given, "ask").strip()
+        if not isinstance(tags, bool) or (tags and question):
+            raise UsageError("tags is true or false, and beside a question in ask it is left out")
+        asking = Asking(task="tags" if tags else "caption", language="en", question=question)
+        with self._describer(call, seeing=True) as describer:
+            return Answer(text=describer.describe(reduced(read_image(pictures[0])[0]), asking, MOST_TOKENS).text)
+
+    def _text(self, given: Mapping[str, Any], name: str) -> str:
+        text = given.get(name, "")
+        if not isinstance(text, str):
+            raise UsageError(f"{name} is {clean(text, 40)}; expected a text")
+        return text
+
+    @contextmanager
+    def _describer(self, call: Call, *, seeing: bool) -> Iterator[Describer]:
+        """Open the language model of the open model, which a call's end or deadline stops between two tokens."""
+        from qwenimg.common.parts.texts.describing import Describer
+        from qwenimg.common.parts.texts.writers import OTHER, own_writer
+        from qwenimg.common.shapes import builtin
+
+        assert self.pipe.checkpoint is not None
+        if self.pipe.model_name == builtin.NAME:
+            raise builtin.writes_nothing()
+        residents, runtime, until = self.pipe.model.residents, self.pipe.runtime, time.monotonic() + self.deadline
+
+        def check() -> None:
+            if call.ended.is_set():
+                raise Ended
+            if time.monotonic() > until:
+                raise UsageError(f"stopped after {self.deadline:g} s, the --deadline")
+
+        writer, before = own_writer(residents, self.pipe.checkpoint, seeing, OTHER), runtime.interrupt
+        runtime.interrupt = check
+        try:
+            yield Describer(writer=writer)
+        finally:
+            runtime.interrupt = before
+            residents.drop(OTHER)
 
     def plan(self, given: dict[str, Any], call: Call) -> Answer:
         given.pop("name", None)

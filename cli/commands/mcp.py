@@ -37,15 +37,15 @@ from qwenimg.common.families.load_options import load_options_of
 def mcp(folder: Path, deadline: float, **given: Any) -> int:
     """Draw for an assistant that speaks the Model Context Protocol over standard input and output.
 
-    Its tools are draw, edit, plan and models. It ends when standard input is closed, or by Ctrl-C."""
+    Its tools are draw, edit, rewrite, describe, plan and models. It ends when standard input is closed or by Ctrl-C."""
     if find_spec("mcp") is None:
         raise BackendMissing("mcp needs the package mcp; in the clone of qwenimg: pip install '.[mcp]'")
     if sys.stdin is None or sys.stdout is None:
         raise UsageError("mcp needs standard input and output, on which the assistant speaks")
     import qwenimg
-    from qwenimg.cli.assistants.folder import Folder
     from qwenimg.cli.assistants.server import serve
     from qwenimg.cli.assistants.tools import Tools
+    from qwenimg.cli.client_folder import Folder
 
     if os.path.lexists(folder):
         Folder(folder)  # for its error, before a model is opened; a new one is made after

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.parity.passport.passport import Passport
     from qwenimg.common.parity.stations import Passed
+    from qwenimg.common.parity.training_step import Compared
     from qwenimg.common.request.embedding_text import Embedding
     from qwenimg.common.request.lora_text import Lora
     from qwenimg.common.runtime.engine import Engine
@@ -69,6 +70,7 @@ def _recording_options(command: _F) -> _F:
                 "--pictures", type=click.IntRange(1, 2), help="Give the model 1 or 2 drawn pictures, as by -i."
             ),
             click.option("--sampled", is_flag=True, help="Record random projections, as for a large model."),
+            click.option("--training", is_flag=True, help="Record steps of a LoRA's training, in place of a picture."),
         )
     ):
         command = option(command)
@@ -86,14 +88,13 @@ def _recording_options(command: _F) -> _F:
 def record(opening: LoadOptions, output: Path, overwrite: bool, **values: Any) -> int:
     """Write a passport: the results of every block of MODEL here, and those of float64."""
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.parity import summary
     from qwenimg.common.parity.passport import passport_file
 
     atomic_files.check_output(_named(output), overwrite=overwrite)
     with _opened(opening) as session:
         passport = session.record(_typed(values))
         size = passport_file.write(output, passport, overwrite=overwrite)
-    streams.say(summary.headline(passport))
+    streams.say(_headline(passport))
     streams.say(f"{size:,} bytes; on another machine: qwenimg parity check {output}")
     streams.put(bytes(output) + b"\n")
     _check_own(passport)
@@ -137,6 +138,8 @@ def check(
         atomic_files.check_output(_named(output), overwrite=overwrite)
     recorded = passport_file.read(passport)
     passport_file.needs_exact(passport, recorded)
+    if only_blocks and recorded.training is not None:
+        raise UsageError("--blocks: the passport is of a training, and has no blocks; leave it out")
     opening, loras = completed(recorded.model, opening, lora_text.parse(lora), named_part)
     if opening.model is None:
         model = named(recorded.model.name, without=components_of(recorded.model.parts))
@@ -203,7 +206,11 @@ def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) ->
     picture = page.with_suffix(".svg")
     for path in (page, picture):
         atomic_files.check_output(path, overwrite=overwrite)
-    data = reporting.gathered([passport_file.read(path) for path in passports])
+    read = [passport_file.read(path) for path in passports]
+    for path, passport in zip(passports, read, strict=True):
+        if passport.training is not None:
+            raise UsageError(f"{clean(path, 120)}: is of a training, and has no blocks to draw; leave it out")
+    data = reporting.gathered(read)
     atomic_files.write_atomic(page, reporting.page(data).encode(), overwrite=overwrite)
     atomic_files.write_atomic(picture, reporting.picture(data).encode(), overwrite=overwrite)
     streams.put(bytes(page) + b"\n" + bytes(picture) + b"\n")
@@ -222,12 +229,13 @@ class Checked:
     judged: list[Any]
     drawn: Any
     changed: list[str]
+    trained: tuple[Compared, ...] = ()
 
     def verdict(self) -> str:
         """The reason of a failure; "" for a check that passed."""
-        from qwenimg.common.parity import summary
+        from qwenimg.common.parity import summary, training_step
 
-        why = summary.verdict(self.judged, self.drawn)
+        why = training_step.verdict(self.trained) or summary.verdict(self.judged, self.drawn)
         if why and self.changed:
             why = f"{why} (the files of {clean(', '.join(self.changed), 60)} are not those that were recorded)"
         return why
@@ -241,10 +249,11 @@ class Session:
 
     def record(self, values: dict[str, Any]) -> Passport:
         from qwenimg import backends
-        from qwenimg.common.numbers.sizes import parse_size
         from qwenimg.common.parity import inputs
         from qwenimg.common.parity import record as recording
 
+        if values["training"]:
+            return self._record_training(values)
         pipe, exact = self.pipe, None
         if pipe.backend == "cpu":
             exact = pipe.engine
@@ -254,9 +263,7 @@ class Session:
             streams.say(
                 "qwenimg: warning: torch is not installed, so float64 is not recorded and nothing can be judged"
             )
-        assert pipe.checkpoint is not None
-        size = values["size"] or (SMALL if pipe.checkpoint.parameters < FEW else USUAL)
-        width, height = parse_size(size)
+        width, height = self._size(values)
         request = {"prompt": values["prompt"], "width": width, "height": height}
         request |= {"steps": values["steps"], "seed": values["seed"]}
         guided = {} if values["true_cfg"] is None else {"true_cfg": values["true_cfg"]}
@@ -276,6 +283,22 @@ class Session:
             request |= {"lora": values["lora"], "lora_mode": values["lora_mode"] or "auto"}
         return recording.record(pipe, request, exact=exact, sampled=bool(values["sampled"]), notify=_quietly)
 
+    def _size(self, values: dict[str, Any]) -> tuple[int, int]:
+        from qwenimg.common.numbers.sizes import parse_size
+
+        assert self.pipe.checkpoint is not None
+        return parse_size(values["size"] or (SMALL if self.pipe.checkpoint.parameters < FEW else USUAL))
+
+    def _record_training(self, values: dict[str, Any]) -> Passport:
+        from qwenimg.common.parity import training_step
+
+        for name in ("control", "control_mode", "mask", "embedding", "pictures", "true_cfg", "sampled"):
+            if values[name]:
+                raise UsageError(f"--{name.replace('_', '-')} has no effect on --training; leave it out")
+        width, height = self._size(values)
+        asked = {name: values[name] for name in ("prompt", "steps", "seed", "lora")}
+        return training_step.record(self.pipe, asked | {"width": width, "height": height})
+
     def check(
         self,
         passport: Passport,
@@ -287,9 +310,11 @@ class Session:
     ) -> Checked:
         from qwenimg.common.hub.network_search import named_control
         from qwenimg.common.parity import check as checking
-        from qwenimg.common.parity import recorded_inputs
+        from qwenimg.common.parity import recorded_inputs, training_step
 
         changed = checking.check_model(passport, self.pipe, loras)
+        if passport.training is not None and (networks or embeddings):
+            raise UsageError("the passport is of a training, without controls and embeddings; leave them out")
         controls = () if passport.picture is None else passport.picture.controls
         networks = recorded_inputs.networks(controls, networks, self.pipe.controls, named_control)
         here = loras, networks, embeddings
@@ -297,9 +322,14 @@ class Session:
         for name in changed:
             streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")
         engine = self.pipe.engine
+        if passport.training is not None:
+            trained = tuple(training_step.check(passport, self.pipe, loras))
+            return Checked(checking.stamped(passport, engine, self.pipe.tf32, []), engine, [], None, changed, trained)
         judged = list(checking.blocks(passport, self.pipe, *here))
         drawn = checking.picture(passport, self.pipe, *here) if picture and passport.picture else None
         stamped = checking.stamped(passport, engine, self.pipe.tf32, judged)
+        if picture:
+            judged += checking.written(passport, self.pipe, *here)
         return Checked(stamped, engine, judged, drawn, changed)
 
 
@@ -327,16 +357,12 @@ def _quietly(text: str) -> None:
 
 def _print_results(done: list[Checked], as_json: bool, passport: Passport | None = None) -> int:
     """Print the results. Raises NumericsError if a block fails."""
-    from qwenimg.common.parity import summary
-
     for checked in done:
         verdict = checked.verdict()
         if as_json:
             streams.put(json.dumps(_as_json(checked, verdict)).encode() + b"\n")
             continue
-        text = [summary.headline(checked.passport), f"on {checked.engine.device}:"]
-        text += summary.lines(checked.judged, checked.drawn)
-        text += [f"not looked at: {what}" for what in summary.not_looked_at(checked.passport, checked.drawn)]
+        text = [_headline(checked.passport), f"on {checked.engine.device}:", *_lines(checked)]
         streams.put("".join(f"{line}\n" for line in text).encode())
     if passport is not None:
         _check_own(passport)
@@ -344,6 +370,21 @@ def _print_results(done: list[Checked], as_json: bool, passport: Passport | None
         if verdict := checked.verdict():
             raise NumericsError(f"parity on {checked.engine.name}: {verdict}")
     return 0
+
+
+def _headline(passport: Passport) -> str:
+    from qwenimg.common.parity import summary, training_step
+
+    return summary.headline(passport) if passport.training is None else training_step.headline(passport)
+
+
+def _lines(checked: Checked) -> list[str]:
+    from qwenimg.common.parity import summary, training_step
+
+    if checked.trained:
+        return training_step.lines(checked.trained)
+    left_out = summary.not_looked_at(checked.passport, checked.drawn)
+    return [*summary.lines(checked.judged, checked.drawn), *(f"not looked at: {what}" for what in left_out)]
 
 
 def _as_json(checked: Checked, verdict: str) -> dict[str, Any]:
@@ -363,8 +404,13 @@ def _as_json(checked: Checked, verdict: str) -> dict[str, Any]:
         "changed": checked.changed,
         "blocks": [one.as_json() for one in checked.judged],
         "picture": picture,
-        "not_looked_at": summary.not_looked_at(checked.passport, drawn),
+        "training": [_training(one) for one in checked.trained],
+        "not_looked_at": [] if checked.trained else summary.not_looked_at(checked.passport, drawn),
     }
+
+
+def _training(one: Compared) -> dict[str, Any]:
+    return {"name": one.name, "error": _number(one.error), "allowed": one.allowed, "ok": not one.failure}
 
 
 def _station(one: Passed) -> dict[str, Any]:
@@ -386,6 +432,8 @@ def _check_own(passport: Passport) -> None:
                 raise NumericsError(
                     f"recorded on {side.backend}, {clean(block.name, 80)} falls short: {figure.failures[0]}"
                 )
+    if passport.writing is not None and (failures := passport.writing.figure.failures):
+        raise NumericsError(f"recorded on {side.backend}, the text that is written falls short: {failures[0]}")
 
 
 def _named(output: Path) -> Path:

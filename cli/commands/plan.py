@@ -429,6 +429,8 @@ def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
         fits = "fits" if row.fits else "does not fit"
         verdicts.append((row.title, size_text(row.peak), fits, *row.times.texts()))
     lines += ["", *aligned(stages), "", *aligned(verdicts), ""]
+    if cost := pipe.runtime.precision.kind.in_4_bits:
+        lines += [cost, ""]
     if planned.sentence:
         lines += [planned.sentence, ""]
     if planned.others:

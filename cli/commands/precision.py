@@ -60,8 +60,9 @@ def precision(
     """
     from qwenimg.cli import streams
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.measure import charts, precision_page
+    from qwenimg.common.measure import precision_page
     from qwenimg.common.numbers.sizes import parse_size
+    from qwenimg.common.pictures import charts
 
     for path in (as_json, plot, as_html):
         if path is not None:

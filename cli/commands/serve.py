@@ -13,9 +13,11 @@ from typing import Any
 import click
 
 from qwenimg.cli import places, streams
+from qwenimg.cli.client_folder import Folder
 from qwenimg.cli.options import FILE, Number
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import BackendMissing, UsageError
+from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.text import clean, shown_path
 
 MAX_TOKEN = 4096  # bytes of the file
@@ -67,7 +69,19 @@ _NEEDED = ("starlette", "uvicorn", "python_multipart", "prometheus_client")
 )
 @click.option("--lora", "loras", multiple=True, metavar="FILE", help="A LoRA that requests may use.")
 @click.option(
+    "--training",
+    type=FILE,
+    metavar="FOLDER",
+    help="Train LoRAs for requests: their pictures are in folders of FOLDER, and the LoRAs too.",
+)
+@click.option(
     "--control", "controls", multiple=True, metavar="NETWORK", help="A control network that requests may use."
+)
+@click.option(
+    "--with",
+    "rewrite_with",
+    metavar="FOLDER|FILE",
+    help="The language model that writes texts, in place of the models' text encoders.",
 )
 @places.declared("model", multiple=True, help="A model to serve; repeat it for more. One is in memory at a time.")
 @places.declared("backend", multiple=True, help="The backend; repeat it for more workers, such as cuda:0 and cuda:1.")
@@ -86,6 +100,7 @@ def serve(
     served_names: tuple[str, ...],
     loras: tuple[str, ...],
     controls: tuple[str, ...],
+    training: Path | None,
     **given: Any,
 ) -> int:
     """Draw for programs and browsers, over HTTP: OpenAI's images API, AUTOMATIC1111's, and jobs with a gallery.
@@ -104,7 +119,11 @@ def serve(
     _check_public(host, token)
     backends = given.pop("backend") or ("auto",)
     names = given.pop("model") or (None,)
-    offered = search_in_process(Offer(names=names, options=places.pop_opening(given), loras=loras, controls=controls))
+    if training is not None and not is_folder(training):
+        raise UsageError(f"{clean(training)}: no folder; --training names the one with the folders of pictures")
+    folder = "" if training is None else str(Folder(training).path)
+    options = places.pop_opening(given)
+    offered = search_in_process(Offer(names=names, options=options, loras=loras, controls=controls, training=folder))
     models = offered.models
     taken = {*models} & {*served_names}
     if taken:
@@ -117,6 +136,7 @@ def serve(
         upscalers=offered.upscalers,
         embeddings=offered.embeddings,
         embedding_sizes=offered.embedding_sizes,
+        training=folder,
         aliases=dict.fromkeys(served_names, next(iter(models))),
         backends=tuple(backends),
         hosts=_hosts(host, host_names),
@@ -129,8 +149,8 @@ def serve(
         address = f"http://{name}:{listener.getsockname()[1]}"
         streams.put(f"{address}\n".encode())
         streams.say(f"qwenimg: {', '.join(models)}; loading, then ready; Ctrl-C stops it")
-        folder = _gallery() if output is None else output.absolute()
-        code, text = asyncio.run(app.serve(settings, folder, listener, _say, stop.serving))
+        gallery = _gallery() if output is None else output.absolute()
+        code, text = asyncio.run(app.serve(settings, gallery, listener, _say, stop.serving))
     if code:
         streams.say(f"qwenimg: error: {text}")
     return code

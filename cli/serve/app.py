@@ -19,9 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from qwenimg.cli.serve.apis.chat_api import ChatApi
 from qwenimg.cli.serve.apis.images_api import ImagesApi
 from qwenimg.cli.serve.apis.jobs_api import JobsApi
 from qwenimg.cli.serve.apis.sdapi import PREFIX, SdApi, sdapi_answer
+from qwenimg.cli.serve.apis.texts_api import TextsApi
 from qwenimg.cli.serve.connections import ACCEPTED, HastyProtocol, listen, room
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.guards import Guards, plain_answer
@@ -63,6 +65,8 @@ class Service:
             Route("/metrics", self.metrics),
             *Page().routes(),
             *ImagesApi(dispatcher, settings, int(time.time())).routes(),
+            *ChatApi(dispatcher, settings).routes(),
+            *TextsApi(dispatcher, settings).routes(),
             *JobsApi(dispatcher, dispatcher.journal, settings).routes(),
             *SdApi(dispatcher, settings).routes(),
         ]

@@ -1,4 +1,4 @@
-"""The queue of jobs, and the workers that draw them."""
+"""The queue of jobs, and the workers that draw them, write their texts and train their LoRAs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,8 +20,23 @@ from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.public import HIDDEN, public
 from qwenimg.cli.serve.settings import Settings
 from qwenimg.cli.serve.workers import ServerWorker
-from qwenimg.cli.workers.messages import Finished, ModelOpened, PictureDrawn, Ready, Start, Stepped, Unusable
+from qwenimg.cli.workers.messages import (
+    Finished,
+    ModelOpened,
+    PictureDrawn,
+    Ready,
+    Start,
+    Stepped,
+    TextPart,
+    TextWritten,
+    Trained,
+    TrainingNote,
+    TrainingSamples,
+    TrainingStep,
+    Unusable,
+)
 from qwenimg.cli.workers.process import Lost
+from qwenimg.common.base.amounts import duration
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.text import clean
 
@@ -58,10 +75,14 @@ class Dispatcher:
         self.streams: set[object] = set()  # of events, to clients
         for job in journal.unfinished():
             job.listener = self._notify
-            if job.model in settings.models:
-                self.waiting.append(job)
-            else:
+            if job.model not in settings.models:
                 self._end(job, "failed", HttpError(404, f"the model {job.model} is not served any more"))
+            elif job.training is not None and not settings.training:
+                self._end(job, "failed", HttpError(403, "no LoRAs are trained here any more: start with --training"))
+            else:
+                if job.training is not None:
+                    job.training = replace(job.training, folder=settings.training, continues=True)
+                self.waiting.append(job)
 
     # Orders
 
@@ -76,9 +97,26 @@ class Dispatcher:
         return [worker.job for worker in self.workers if worker.job is not None and not worker.job.ended.is_set()]
 
     @property
+    def training(self) -> ImageJob | None:
+        """The job that is being trained: one at a time, so that other workers draw."""
+        return next((job for job in self.drawing if job.training is not None), None)
+
+    def behind(self, job: ImageJob | None) -> list[ImageJob]:
+        """Return the trainings that come before a waiting job, or before one that comes now: None."""
+        before = self.waiting if job is None else self.waiting[: self.waiting.index(job)]
+        trainings = [one for one in (self.training, *before) if one is not None and one.training is not None]
+        others = sum(worker.state == "ready" for worker in self.workers) > 1
+        return [] if others and (job is None or job.training is None) else trainings
+
+    @property
     def jobs(self) -> list[ImageJob]:
         """The jobs that have not ended, and those whose end is not in the journal yet."""
         return [*self.drawing, *self.waiting, *self._ending]
+
+    @property
+    def unfinished(self) -> list[ImageJob]:
+        """The jobs that have not ended."""
+        return [*self.drawing, *self.waiting, *self._entering]
 
     def job(self, name: str) -> ImageJob | None:
         """Find a job in `jobs` by its id."""
@@ -115,6 +153,10 @@ class Dispatcher:
             raise self.not_ready()
         if self._deaths and self._deaths[job.fingerprint] >= DEADLY:
             raise HttpError(507, f"this request has ended a worker {DEADLY} times and is refused", kind=_BUSY)
+        left = sum(one.progress.left or 0.0 for one in self.behind(None))
+        if not job.is_kept and left > job.deadline:
+            text = f"a LoRA is trained here, for {duration(left)} more: come then, or hand in a job, which waits"
+            raise HttpError(503, text, kind=_BUSY, code="training", after=left)
         line = [*self.waiting, *self._entering]
         is_idle = any(worker.state == "ready" and worker.job is None for worker in self.workers)
         if len(line) >= self.settings.queue + (is_idle and not self._entering):
@@ -151,11 +193,17 @@ class Dispatcher:
                 self.watchers.discard(watcher)
 
     def cancel(self, job: ImageJob, error: HttpError | None = None) -> None:
-        """End a job: for its client at once, on its worker after the current step."""
+        """End a job: for its client at once, on its worker after the current step. A training ends for its client too
+        when its checkpoint is written."""
         if job.ended.is_set():
             return
         if job in self.waiting:
             self.waiting.remove(job)
+        elif job.training is not None:
+            if job.state == "training":
+                self._worker_of(job).halt(job)
+                job.enter("stopping")
+            return
         else:
             self._worker_of(job).halt(job)
         self._end(job, "cancelled" if error is None else "failed", error)
@@ -180,6 +228,8 @@ class Dispatcher:
             self._end(job, "failed", self.not_ready())
         for job in self.waiting:
             job.notify("end", state="waiting")
+        if self.training is not None:  # it writes its checkpoint, and the next server goes on from that
+            self._worker_of(self.training).halt(self.training)
 
     async def close(self) -> None:
         """Wait for the running jobs, and end the workers."""
@@ -253,6 +303,34 @@ class Dispatcher:
                 job.notify("step", picture=message.index, step=message.step, steps=message.steps, **_seen(message))
             case PictureDrawn() if job is not None and not job.ended.is_set():
                 await self._store(job, message)
+            case TextPart() if job is not None:
+                job.text += message.text
+                job.notify("text", text=message.text)
+            case TextWritten() if job is not None:
+                job.written = message
+                self.metrics.texts.inc()
+                self.metrics.tokens.inc(message.tokens)
+            case TrainingNote() if job is not None:
+                if (text := public(message.text, self.settings)) == HIDDEN:
+                    self.say(message.text)
+                else:
+                    job.progress.note = text
+                    job.notify("note", text=text)
+            case TrainingStep() if job is not None:
+                job.step, job.steps = message.step, message.steps
+                job.progress.add_step(message)
+                self.metrics.training_steps.inc(message.made)
+                names = ("step", "steps", "loss", "rate", "left")
+                job.notify("step", **{name: getattr(message, name) for name in names})
+            case TrainingSamples() if job is not None:
+                samples = job.progress.add_samples(message)
+                previews = [base64.b64encode(picture).decode() for picture in message.pictures]
+                about = {"step": message.step, "learnt": message.learnt, "held_out": message.held_out}
+                job.notify("samples", **about, samples=samples, previews=previews)
+            case Trained() if job is not None:
+                job.progress.is_written = True
+                self.settings.loras[Path(message.path).stem] = message.path
+                self.metrics.loras.inc()
             case Finished() if job is not None:
                 self._finish(worker, job, message)
 
@@ -276,12 +354,26 @@ class Dispatcher:
 
     def _finish(self, worker: ServerWorker, job: ImageJob, message: Finished) -> None:
         worker.job, worker.peak = None, max(worker.peak, message.peak)
-        self._seconds.append(time.monotonic() - job.arrived)
-        error = _http_error(message, self.settings) if message.error else None
+        if job.training is None:
+            self._seconds.append(time.monotonic() - job.arrived)
+        what = "this picture cannot be drawn" if job.training is None else "this LoRA cannot be trained"
+        error = _http_error(message, self.settings, what) if message.error else None
         if error is not None and error.text == HIDDEN and error.status != 500:  # else the worker has printed it
             self.say(f"error: {message.error}")
-        self._end(job, "done" if error is None else "failed", error)
+        if job.training is not None and error is None and not job.progress.is_written:
+            self._end_stopped(job)
+        else:
+            self._end(job, "done" if error is None else "failed", error)
         self._assign()
+
+    def _end_stopped(self, job: ImageJob) -> None:
+        """End a training that was stopped at a step; one that a client did not cancel is left to the next server."""
+        if job.state == "stopping":
+            self._end(job, "cancelled")
+        else:
+            job.enter("waiting")
+            job.ended.set()
+            job.notify("end", state="waiting")
 
     def _handle_loss(self, worker: ServerWorker, lost: Lost) -> None:
         """Handle the job of a lost worker: a kept job is drawn again, unless it has ended workers repeatedly; other
@@ -296,6 +388,10 @@ class Dispatcher:
             job.ended.set()
             return
         self._deaths[job.fingerprint] += 1
+        if job.training is not None:
+            text = f"the worker {lost.predicate} while it trained; with resume it goes on from the last checkpoint"
+            self._end(job, "failed", HttpError(507 if lost.is_out_of_memory else 500, text, kind=_BUSY))
+            return
         if job.is_kept and self._deaths[job.fingerprint] < DEADLY:
             job.enter("waiting")
             self.waiting.insert(0, job)
@@ -308,21 +404,28 @@ class Dispatcher:
     def _assign(self) -> None:
         """Give each idle worker a job."""
         for worker in self.workers:
-            if worker.state == "ready" and worker.job is None and self.waiting and not self.is_stopping:
+            if worker.state == "ready" and worker.job is None and not self.is_stopping:
                 job = self._next(worker)
+                if job is None:
+                    continue
                 self.waiting.remove(job)
                 worker.draw(job)
-                job.enter("drawing")
-                if job.is_kept:
+                job.enter("drawing" if job.training is None else "training")
+                if job.is_kept and job.training is None:
                     self._set_timer(job)
         self.metrics.waiting.set(len(self.waiting))
 
-    def _next(self, worker: ServerWorker) -> ImageJob:
-        """Return the oldest job of the worker's open model, or the oldest of all if it has waited for TURN seconds."""
-        oldest = self.waiting[0]
+    def _next(self, worker: ServerWorker) -> ImageJob | None:
+        """Return the oldest job of the worker's open model, or the oldest of all if it has waited for TURN seconds.
+        A training waits for the end of the one before."""
+        trains = self.training is not None
+        waiting = [job for job in self.waiting if job.training is None or not trains]
+        if not waiting:
+            return None
+        oldest = waiting[0]
         if worker.model is None or time.monotonic() - oldest.arrived > TURN:
             return oldest
-        return next((job for job in self.waiting if job.model == worker.model.name), oldest)
+        return next((job for job in waiting if job.model == worker.model.name), oldest)
 
     def _worker_of(self, job: ImageJob) -> ServerWorker:
         return next(worker for worker in self.workers if worker.job is job)
@@ -365,15 +468,15 @@ class Dispatcher:
         return HttpError(503, "the model is loading: ask again when /ready answers 200", kind=_BUSY, after=5.0)
 
 
-def _http_error(finished: Finished, settings: Settings) -> HttpError:
-    """Convert the error of a worker."""
+def _http_error(finished: Finished, settings: Settings, what: str) -> HttpError:
+    """Convert the error of a worker. what: has failed."""
     if finished.refused:
         return HttpError(400, public(finished.error, settings))
     if finished.exit_code == 4:
         return HttpError(507, public(finished.error, settings), kind=_BUSY, code="does_not_fit")
     if finished.exit_code == 6:
         return HttpError(500, public(finished.error, settings), kind=_BUSY, code="not_finite")
-    return HttpError(500, "this picture cannot be drawn; the server's log says why", kind=_BUSY)
+    return HttpError(500, f"{what}; the server's log says why", kind=_BUSY)
 
 
 def _seen(message: Stepped) -> dict[str, str]:

@@ -20,7 +20,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.cli.serve.image_job import ImageJob
+from qwenimg.cli.serve.training_options import TRAINING, parse_training, training_job
 from qwenimg.cli.workers.messages import PictureDrawn
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import ModelError, UsageError
@@ -119,7 +121,10 @@ class Journal:
     def add(self, job: ImageJob) -> None:
         """Store a new job."""
         spec, files = job.spec, job.spec.files
-        request = plain(spec.options) | {"seeds": list(spec.seeds)}
+        if job.training is not None:
+            request = {"kind": TRAINING, **job.training.options}
+        else:
+            request = plain(spec.options) | {"seeds": list(spec.seeds)}
         if "aspect" in request:
             request["aspect"] = str(request["aspect"])
         about = json.dumps(request), files.mask, files.mask_alpha
@@ -322,6 +327,8 @@ def _tables(base: sqlite3.Connection) -> set[tuple[str, str]]:
 def _job(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> ImageJob:
     """Convert a row. Raises ValueError, TypeError, KeyError or ArithmeticError if it is damaged."""
     request = _object(row["request"])
+    if request.get("kind") == TRAINING:
+        return _training(row, request)
     seeds = request.pop("seeds")
     if not seeds or not all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds):
         raise ValueError("seeds")
@@ -354,6 +361,17 @@ def _job(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> Ima
         created=created,
         kind="job",
     )
+
+
+def _training(row: Mapping[str, Any], request: dict[str, Any]) -> ImageJob:
+    """Convert the row of a training. Raises ValueError or TypeError if it is damaged."""
+    try:
+        options = parse_training({name: value for name, value in request.items() if name != "kind"})
+    except HttpError as error:
+        raise ValueError(error.text) from None
+    if not math.isfinite(created := float(row["created"])):
+        raise ValueError("a time")
+    return training_job(str(row["model"]), options, id=str(row["id"]), created=created)
 
 
 def _kept(row: sqlite3.Row) -> GalleryPicture | None:

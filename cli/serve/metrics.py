@@ -14,6 +14,10 @@ class Metrics:
         self.drawing = Gauge("qwenimg_drawing", "Requests that are being drawn", registry=self.registry)
         self.jobs = Counter("qwenimg_requests", "Requests by how they ended", ["outcome"], registry=self.registry)
         self.pictures = Counter("qwenimg_pictures", "Pictures drawn", registry=self.registry)
+        self.texts = Counter("qwenimg_texts", "Texts written", registry=self.registry)
+        self.tokens = Counter("qwenimg_tokens", "Tokens of these texts", registry=self.registry)
+        self.loras = Counter("qwenimg_loras", "LoRAs trained", registry=self.registry)
+        self.training_steps = Counter("qwenimg_training_steps", "Steps of these", registry=self.registry)
         buckets = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
         self.seconds = Histogram(
             "qwenimg_picture_seconds", "Seconds to draw a picture", registry=self.registry, buckets=buckets

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwenimg.cli.lora_training import SUFFIX
 from qwenimg.cli.workers import process
 from qwenimg.cli.workers.process import Lost
 from qwenimg.common.base import leftovers
@@ -32,6 +33,7 @@ class Offer:
     options: Mapping[str, Any]  # of opening them all
     loras: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()
+    training: str = ""  # the real path of the folder of trained LoRAs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Offered:
     """The models, LoRAs and control networks of a server, by the names that requests use."""
 
     models: Mapping[str, LoadOptions]
-    loras: Mapping[str, str]  # files, or names in the cache
+    loras: dict[str, str]  # files, or names in the cache
     controls: Mapping[str, str]  # folders, or files
     adapters: tuple[str, ...] = ()  # those of `controls` that are IP-Adapters
     upscalers: Mapping[str, str] = field(default_factory=dict)  # files
@@ -85,7 +87,7 @@ def search(offer: Offer) -> Offered:
     controls, adapters = _controls(offer.controls, folders)
     return Offered(
         models=_models(offer.names, base),
-        loras=_loras(offer.loras, folders),
+        loras=_trained(offer.training) | _loras(offer.loras, folders),
         controls=controls,
         adapters=adapters,
         upscalers=_upscalers(folders),
@@ -131,6 +133,19 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
         files[name] = file if in_cache(file) else str(Path(file).absolute())
         if ";" in files[name]:
             raise UsageError(f"--lora {shown_path(text)}: its path has a semicolon; give another")
+    return files
+
+
+def _trained(folder: str) -> dict[str, str]:
+    """Return the LoRAs in the folder of trained ones, by their names without suffixes; a damaged one is left out."""
+    from qwenimg.common.weights.loras.lora import read_lora
+
+    files = dict[str, str]()
+    for file in sorted(Path(folder).glob(f"*{SUFFIX}")) if folder else ():
+        if file.is_file() and not file.is_symlink() and not {*":;"} & {*str(file)}:
+            with suppress(ModelError):
+                read_lora(file).close()
+                files[file.stem] = str(file)
     return files
 
 

@@ -16,12 +16,13 @@ class Settings:
     models: Mapping[str, LoadOptions]  # by served names, the first is opened at the start
     aliases: Mapping[str, str] = field(default_factory=dict)  # further names of models
     backends: tuple[str, ...] = ("auto",)  # a worker for each
-    loras: Mapping[str, str] = field(default_factory=dict)  # files, by the names that requests may give
+    loras: dict[str, str] = field(default_factory=dict)  # files, by the names that requests may give; trained ones too
     controls: Mapping[str, str] = field(default_factory=dict)  # control networks, likewise
     adapters: tuple[str, ...] = ()  # those of `controls` that are IP-Adapters
     embeddings: Mapping[str, str] = field(default_factory=dict)  # likewise
     embedding_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # widths and numbers of vectors
     upscalers: Mapping[str, str] = field(default_factory=dict)  # of the folders of --models-dir, likewise
+    training: str = ""  # the real path of the folder in which LoRAs are trained; "": none are
     hosts: frozenset[str] = frozenset()  # accepted in the header Host, besides those of this machine
     token: str = ""
     queue: int = 16  # jobs that may wait

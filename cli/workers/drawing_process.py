@@ -13,11 +13,13 @@ from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import qwenimg
 from qwenimg.cli import failures
-from qwenimg.cli.workers import enlarging, messages
+from qwenimg.cli.client_folder import public
+from qwenimg.cli.workers import enlarging, messages, training, writing
 from qwenimg.cli.workers.channel import FollowerChannel
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError
@@ -30,12 +32,11 @@ from qwenimg.common.pictures import layer_files
 from qwenimg.common.request.request import Defaults, enlarged
 
 if TYPE_CHECKING:
-    from qwenimg.common.pictures.pixels import Uint8
+    from qwenimg.common.parts.texts.describing import Describer
+    from qwenimg.common.parts.texts.writing import Writer
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
     from qwenimg.common.upscaling.record import Enlargement
-
-THUMBNAIL = 320  # pixels
 
 
 def main(descriptor: int) -> None:
@@ -112,7 +113,10 @@ class DrawingProcess:
         for name, opening in self.models.items():
             with closing(open_files(opening)) as files:
                 self._defaults[name] = _shown(files.defaults())
-        pipe = self._opened(next(iter(self.models)))
+        first = next(iter(self.models))
+        pipe = self._opened(first)
+        if self.models[first].rewrite_with is not None:
+            self._writer(first, pipe, False)  # only for its errors
         try:
             with closing(pipe.stream("warm-up", seed=0, steps=1)) as events:
                 for _ in events:
@@ -124,16 +128,16 @@ class DrawingProcess:
         """Close the open model unless it is `name`, and open that one."""
         if self._open is not None and self._open[0] == name:
             return self._open[1]
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
+        self._close()
         pipe = qwenimg.open_pipeline(self.models[name])
         self._open = name, pipe
+        writes, describes = (self._can_write(name, pipe, sees) for sees in (False, True))
         facts = messages.ModelFacts(
             name=name, family=pipe.family, defaults=_shown(pipe.defaults), options=tuple(sorted(pipe.model.options)),
             images=(pipe.model.inputs.fewest, pipe.model.inputs.most),
             unguided=min(pipe.model.guidance.off, 1e6),  # infinite is no JSON
             controlled=pipe.controls.are_taken, sees_control=pipe.model.inputs.control,
+            writes=writes, describes=describes,
         )  # fmt: skip
         self._send(messages.ModelOpened(model=facts, headline=pipe.headline()))
         try:
@@ -144,18 +148,31 @@ class DrawingProcess:
             self._previews = False
         return pipe
 
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
     def draw(self, task: messages.Draw) -> None:
         """Draw the pictures of a job, and send them and `Finished`."""
         from qwenimg.common.hub.job_upscalers import JobUpscalers
 
-        code, text, refused, is_checking = 0, "", False, False
+        code, text, refused, is_checking = 0, "", False, task.training is not None
         try:
+            if task.training is not None:
+                self._train(task, task.training)
+                self._send(messages.Finished(id=task.id, peak=_peak()))
+                return
             pipe = self._opened(task.model)
             if task.enlarging is not None:
                 self._send(enlarging.enlarged(pipe, task, task.enlarging))
                 self._send(messages.Finished(id=task.id, peak=_peak()))
                 return
             is_checking = True
+            if task.writing is not None:
+                self._write(pipe, task, task.writing)
+                self._send(messages.Finished(id=task.id, peak=_peak()))
+                return
             _check_count(pipe, task.job)
             inputs, notes = _inputs(task.job)
             jobs = [completed(pipe, job, inputs) for job in task.job.split(pipe.wildcards)]
@@ -173,13 +190,67 @@ class DrawingProcess:
                     self._draw_one(pipe, job, inputs, task, output, notes)
         except Exception as error:
             code, text = failures.explain(error)
+            if task.training is not None:
+                text = public(Path(task.training.folder), text)
             # The model is open: a file that is wrong now is a LoRA or a control network that the request names.
             refused = isinstance(error, UsageError) or (is_checking and isinstance(error, ModelError))
             if not (refused or isinstance(error, DoesNotFit)):
-                failures.report(error, "while drawing for the server: ")
+                failures.report(error, "while working for the server: ")
         self._halts.discard(task.id)
         finished = messages.Finished(id=task.id, error=text, exit_code=code, refused=refused, peak=_peak())
         self._send(finished)
+
+    def _train(self, task: messages.Draw, order: messages.Training) -> None:
+        """Train a LoRA, for which the open model is closed: training opens it as it needs it."""
+        self._close()
+        try:
+            training.train(self.models[task.model], task.id, order, self._send, lambda: task.id in self._halts)
+        finally:
+            self._halts.discard(task.id)
+
+    def _write(self, pipe: Pipeline, task: messages.Draw, order: messages.Writing) -> None:
+        """Write a text and send it, as far as it is if a halt comes between two tokens."""
+
+        def check() -> None:
+            if self._is_halted(task):
+                raise writing.Ended
+
+        pipe.runtime.interrupt = check
+        try:
+            writing.written(self._describer(task.model, pipe, order), task, order, self._send)
+        finally:
+            self._halts.discard(task.id)
+
+    def _describer(self, name: str, pipe: Pipeline, order: messages.Writing) -> Describer:
+        """Return the language model of the open model, with its vision tower for texts about pictures. Raises
+        UsageError for one that cannot write or see."""
+        from qwenimg.common.parts.texts.describing import Describer
+
+        try:
+            return Describer(writer=self._writer(name, pipe, order.sees))
+        except ModelError as error:  # of a file, whose path clients do not see
+            whose = "its text encoder" if self.models[name].rewrite_with is None else "the language model of --with"
+            raise UsageError(f"{name}: {whose} {str(error).partition(': ')[2]}") from None
+
+    def _writer(self, name: str, pipe: Pipeline, seeing: bool) -> Writer:
+        """Return the writer by the server's language model, or by the text encoder of the open model. Raises
+        QwenimgError."""
+        from qwenimg.common.parts.texts.writers import OTHER, own_writer
+        from qwenimg.common.shapes import builtin
+
+        if self.models[name].rewrite_with is not None:
+            return pipe.rewriters.writer(pipe.model, seeing)
+        if pipe.checkpoint is None or pipe.model_name == builtin.NAME:
+            raise builtin.writes_nothing()
+        return own_writer(pipe.model.residents, pipe.checkpoint, seeing, OTHER)
+
+    def _can_write(self, name: str, pipe: Pipeline, sees: bool) -> bool:
+        """Return whether texts are written; sees: about pictures."""
+        try:
+            self._writer(name, pipe, sees)
+        except (ModelError, UsageError):
+            return False
+        return True
 
     def _draw_one(
         self, pipe: Pipeline, job: Job, inputs: Inputs, task: messages.Draw, output: Output, notes: Sequence[str]
@@ -231,6 +302,8 @@ class DrawingProcess:
     ) -> None:
         """Send the image, or each layer as a picture of its own, made larger by `larger`, but for the `task.first` that
         are stored already."""
+        from qwenimg.common.pipeline.encode import thumbnail
+
         pictures = result.layers or (result.pixels,)
         for index, pixels in enumerate(pictures, first):
             if index >= task.first:
@@ -241,7 +314,7 @@ class DrawingProcess:
                     messages.PictureDrawn(
                         id=task.id, index=index, data=data, recipe=recipe,
                         seconds=(sum(result.timing.values()) or seconds) / len(pictures),
-                        thumbnail=_thumbnail(pixels) if task.thumbnail else b"",
+                        thumbnail=thumbnail(pixels) if task.thumbnail else b"",
                     )
                 )  # fmt: skip
 
@@ -279,16 +352,6 @@ class Previews:
         return encode(seen, None, self._suffix)
 
 
-def _thumbnail(pixels: Uint8) -> bytes:
-    """Return a picture of at most THUMBNAIL pixels a side as a JPEG."""
-    from qwenimg.common.pictures.pixels import fit
-    from qwenimg.common.pipeline.encode import encode
-
-    height, width = pixels.shape[:2]
-    share = min(1.0, THUMBNAIL / max(height, width))
-    return encode(fit(pixels, max(1, round(width * share)), max(1, round(height * share))), None, ".jpg")
-
-
 def _check_count(pipe: Pipeline, job: Job) -> None:
     """Raise UsageError for pictures that the model does not take, before one is decoded: each can take 108 MB."""
     pipe.model.inputs.check_count(len(job.files.images), pipe.model_name, pipe.others)
@@ -322,7 +385,7 @@ def _check(pipe: Pipeline, job: Job, inputs: Inputs, task: messages.Draw, output
 
 def _shown(defaults: Defaults) -> dict[str, Any]:
     """Return the defaults of a model that clients see."""
-    return {key: value for key, value in asdict(defaults).items() if key != "trained"}
+    return {key: value for key, value in asdict(defaults).items() if key not in ("trained", "edited_size", "fitted")}
 
 
 def _peak() -> int:

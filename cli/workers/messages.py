@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.job import Job
+from qwenimg.common.prompts.chat import Turn
 
 # To a worker
 
@@ -33,6 +34,32 @@ class Enlarging:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Writing:
+    """A text that the model's language model writes, about the job's pictures or its prompt, instead of a picture."""
+
+    task: Literal["rewrite", "caption", "tags", "chat"]
+    language: str = ""  # of the instruction; "": that of the prompt
+    system: str = ""  # the instruction of a chat
+    question: str = ""  # of a chat; or about a picture, in place of a caption
+    limit: int | None = None  # tokens; None here and below: the model's own
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stops: tuple[str, ...] = ()  # the text ends before the first of these
+    earlier: tuple[Turn, ...] = ()  # of a chat, whose pictures come first
+    sees: bool = False  # True: it is about pictures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A LoRA that is trained instead of drawing a picture."""
+
+    folder: str  # in which its pictures, its run and its file are
+    options: Mapping[str, Any]  # of `train lora`, by their names; `data`, `keep` and `output` are names in the folder
+    continues: bool = False  # True: it goes on from its checkpoint if there is one, since an earlier server began it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Draw:
     """A job to draw."""
 
@@ -46,6 +73,8 @@ class Draw:
     partial: int = 0
     """Previews of the picture's size that divide its steps evenly; 0: small ones, as many as cost next to nothing."""
     enlarging: Enlarging | None = None  # of the job's picture, instead of drawing
+    writing: Writing | None = None  # of a text, instead of drawing
+    training: Training | None = None  # of a LoRA, instead of drawing
     seconds: float = 0.0  # a job whose picture an upscaler would make larger for longer is refused; 0: none is
 
 
@@ -80,6 +109,8 @@ class ModelFacts:
     unguided: float = 1.0  # guidance up to which there is none
     controlled: bool = False  # True: it takes control networks
     sees_control: bool = False  # True: it needs a control picture, which it sees itself
+    writes: bool = False  # True: its text encoder writes texts
+    describes: bool = False  # True: also about pictures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +163,67 @@ class PictureDrawn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextPart:
+    """The next words of a text."""
+
+    id: str  # of the job
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextWritten:
+    """A whole text."""
+
+    id: str  # of the job
+    text: str
+    prompt_tokens: int
+    tokens: int
+    cut: bool = False  # True: it has as many tokens as it may have
+    note: str = ""  # why it is the prompt itself and no better one
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingNote:
+    """A line about a training: its pictures, its plan, a warning."""
+
+    id: str  # of the job
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep:
+    """The last step of a training until now."""
+
+    id: str  # of the job
+    step: int
+    steps: int
+    made: int  # steps since the message before
+    loss: float  # the mean of these
+    rate: float
+    left: float  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSamples:
+    """The losses on fixed noise after a step of a training, and its samples."""
+
+    id: str  # of the job
+    step: int
+    learnt: float
+    held_out: float | None
+    pictures: tuple[bytes, ...]  # small JPEGs, one for each prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The LoRA is written."""
+
+    id: str  # of the job
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finished:
     """The end of a job: all its pictures are drawn, or it was halted, or `error` says why not."""
 
@@ -142,4 +234,17 @@ class Finished:
     peak: int = 0  # bytes, of the worker so far
 
 
-FromWorker = ModelOpened | Ready | Unusable | Stepped | PictureDrawn | Finished
+FromWorker = (
+    ModelOpened
+    | Ready
+    | Unusable
+    | Stepped
+    | PictureDrawn
+    | TextPart
+    | TextWritten
+    | TrainingNote
+    | TrainingStep
+    | TrainingSamples
+    | Trained
+    | Finished
+)

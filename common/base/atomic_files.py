@@ -11,6 +11,7 @@ import re
 import shutil
 import stat
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from qwenimg.common.base import leftovers
@@ -72,21 +73,32 @@ def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
     followed.
 
     Raises UsageError (exists, no permission, no folder, bad name) and DoesNotFit (disk, quota or size limit)."""
+    write_parts(path, len(data), [memoryview(data)], overwrite=overwrite)
+
+
+def write_parts(
+    path: Path, size: int, parts: Iterable[memoryview], *, overwrite: bool, check: Callable[[Path], None] | None = None
+) -> None:
+    """Write `parts`, of `size` bytes together, as `write_atomic` does. check: is called with the path of the whole
+    temporary file before it gets its name; what it raises leaves no file."""
     check_output(path, overwrite=overwrite)
     temp = None
     try:
-        if len(data) > shutil.disk_usage(path.parent).free:
+        if size > shutil.disk_usage(path.parent).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fd, temp = _open_temp(path)
         with io.FileIO(fd, "w") as file:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
+            for part in parts:
+                rest = part
+                while rest:
+                    rest = rest[file.write(rest) :]
             os.fsync(fd)
+        if check is not None:
+            check(temp)
         _publish(temp, path, overwrite)
         sync_folder(path.parent)
     except OSError as error:
-        raise _failure(path, len(data), error) from None
+        raise _failure(path, size, error) from None
     finally:
         if temp is not None:
             leftovers.remove(temp)

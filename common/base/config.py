@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.safe_files import bad, is_file, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 
@@ -25,6 +25,20 @@ MAX_INT = 65_536  # unless the field's metadata has its own "max"
 MAX_LIST = 64
 
 T = TypeVar("T")
+
+INDEX, MODULAR_INDEX = "model_index.json", "modular_model_index.json"
+"""The indexes of folders in diffusers layout: of a pipeline, and of a modular pipeline."""
+
+
+def model_index(folder: Path) -> Path:
+    """Return the path of the index of a folder in diffusers layout, of a modular pipeline if it has that alone."""
+    own, modular = folder / INDEX, folder / MODULAR_INDEX
+    return modular if is_file(modular) and not is_file(own) else own
+
+
+def has_index(folder: Path) -> bool:
+    """Return whether `folder` is in diffusers layout."""
+    return is_file(model_index(folder))
 
 
 def data_folder(name: str) -> Path:

@@ -110,9 +110,8 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "restoration of faces": (
         "face-restore", "restore-faces", "face-fix", "face-detailer", "adetailer", "codeformer", "gfpgan",
     ),
-    "rewriting of prompts": ("enhance-prompt", "improve", "improve-prompt", "prompt-upsampling", "upsample-prompt"),
     "the noise of another size (seed resize)": ("seed-resize", "seed-resize-from-w", "seed-resize-from-h"),
-    "training": ("train", "finetune", "fine-tune", "dreambooth", "train-lora"),
+    "training of whole models": ("finetune", "fine-tune", "dreambooth"),
     "video": ("video", "animate", "img2vid", "txt2vid"),
 }  # fmt: skip
 """By title: words of commands, and of options without their dashes."""

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.atomic_files import make_folder, sync_folder, write_atomic
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import INDEX, MODULAR_INDEX, read_json
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError, disk_full
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean, shown_path
@@ -235,7 +235,7 @@ def _write(
         if len(part.shards) > 1:
             _put(work / part.name / f"{part.stem}.safetensors.index.json", as_json(_shard_index(work, part)))
         _put(work / part.name / "config.json", as_json(part.config))
-    for inside, data in sorted(small.items(), key=lambda item: (item[0] == "model_index.json", item[0])):
+    for inside, data in sorted(small.items(), key=lambda item: (item[0] in (INDEX, MODULAR_INDEX), item[0])):
         _put(work / inside, data)
     sync_folder(work)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import INDEX, has_index, model_index, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, open_regular
 from qwenimg.common.base.text import clean
@@ -140,7 +140,7 @@ def _code_fields(code: Affine | BlockFloat) -> dict[str, object]:
 def small_files(opened: OpenModel, prediction: str | None) -> dict[str, bytes]:
     """Return pipeline, scheduler, tokenizers and license by their paths in the folder. Raises ModelError."""
     source, checkpoint = opened.checkpoint.source, opened.checkpoint
-    is_bare = not is_file(source / "model_index.json")
+    is_bare, index = not has_index(source), model_index(source)
     tables: dict[str, Any] = _of_family(opened) if is_bare else {}
     data_of: dict[str, bytes] = {}
     if not is_bare:
@@ -150,13 +150,13 @@ def small_files(opened: OpenModel, prediction: str | None) -> dict[str, bytes]:
             if inside.split("/")[0] not in weights:
                 data_of[inside] = _read(path)
         data_of |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
-        tables["model_index.json"] = _index(read_json(source / "model_index.json"), data_of, checkpoint.components)
+        tables[index.name] = _index(read_json(index), data_of, checkpoint.components)
         if prediction is not None:
             scheduler = "scheduler/scheduler_config.json"
             fields = read_json(source / scheduler, infinities=True)
             tables[scheduler] = fields | {"prediction_type": checkpoint.scheduler.prediction_type}
     if opened.family.class_name is not None:
-        tables["model_index.json"]["_class_name"] = opened.family.class_name(checkpoint)
+        tables[INDEX]["_class_name"] = opened.family.class_name(checkpoint)
     for name, tokenizer in checkpoint.tokenizers.items():
         folder = name.replace("text_encoder", "tokenizer")
         inside = tokenizer.path.name if tokenizer.path.parent == source else folder

@@ -11,9 +11,14 @@ from pathlib import Path
 
 from qwenimg.common.base.config import data_folder
 from qwenimg.common.base.hf_cache import REPO
+from qwenimg.common.families.chroma import known as chroma
+from qwenimg.common.families.ernie import known as ernie
 from qwenimg.common.families.flux import known as flux
 from qwenimg.common.families.flux2 import known as flux2
+from qwenimg.common.families.flux2 import known_dev as flux2_dev
+from qwenimg.common.families.flux3 import known as flux3
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.families.longcat import known as longcat
 from qwenimg.common.families.qwen_image import known as qwen_image
 from qwenimg.common.families.qwen_image_21 import known as qwen_image_21
 from qwenimg.common.families.sd3 import known as sd3
@@ -22,7 +27,10 @@ from qwenimg.common.families.z_image import known as z_image
 from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, TINY_VAES, Download
 
 # What each `known.py` has is taken from here: KNOWN, and where it has them SMALL_FILES, CONTROLS, ADAPTERS, REFUSED.
-_FAMILIES = (qwen_image, qwen_image_21, z_image, flux2, flux, stable_diffusion, sd3)
+_FAMILIES = (
+    *(qwen_image, qwen_image_21, z_image, flux2, flux2_dev, flux3, flux),
+    *(stable_diffusion, sd3, longcat, chroma, ernie),
+)
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {
     known.name: known for known in (*(known for family in _FAMILIES for known in family.KNOWN), BUILT_IN)
@@ -32,13 +40,13 @@ DEFAULT = "qwen-image"
 FIRST = "z-image-turbo"
 """The model to pull first, from 8 GB of memory on. It is drawn with if none is named and only it is here."""
 EDITORS = ("qwen-image-edit-2511", "qwen-image-edit-2509", "qwen-image-2.1", "qwen-image-2.1-turbo", "flux-kontext",
-           "flux2-klein-9b", "flux2-klein-4b", "flux2-klein-base-9b", "flux2-klein-base-4b",
-           "qwen-image-edit")  # fmt: skip
+           "flux3-klein", "flux3-klein-base", "flux2-dev", "flux2-klein-9b", "flux2-klein-4b", "flux2-klein-base-9b",
+           "flux2-klein-base-4b", "longcat-image-edit", "qwen-image-edit")  # fmt: skip
 """Models that see the picture of -i and change it by what the prompt says, best first."""
 INPAINTERS = ("flux-fill", "qwen-image-edit-2511", "qwen-image-2512", "qwen-image", "z-image-turbo", "flux-dev", "sdxl",
               "sd3.5-medium", "sd15")  # fmt: skip
 """Models to draw within a mask, best first: one made for it, then others, which all take a mask."""
-SEVERAL = "qwen-image-edit-2511 and -2509, qwen-image-2.1 and FLUX.2 klein"
+SEVERAL = "qwen-image-edit-2511 and -2509, qwen-image-2.1, FLUX.2 and FLUX.3 klein"
 """The models that see several pictures, for messages."""
 DESCRIBING = "qwen-image-layered"
 """The model that writes the prompt of a picture."""

@@ -11,6 +11,7 @@ from qwenimg.common.families.description import Description
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.load_options import LoadOptions, Prediction
 from qwenimg.common.families.part_file import FamilyFile
+from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import lora_layers
@@ -21,7 +22,9 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.loras.lora_keys import Module
+from qwenimg.common.weights.loras.lora_metadata import LoraBase
 from qwenimg.common.weights.loras.lora_names import Names
+from qwenimg.common.weights.loras.lora_writing import LayerName
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
@@ -78,6 +81,8 @@ class Family:
     # since its configurations ship
     model_of: Callable[[Path, LoadOptions], str] | None = None
     models: Mapping[str, type[DiffusionModel]]  # by a checkpoint's variant; "": of all others
+    # The base that LoRAs which are written for its models name; None: the family's name
+    lora_base: Callable[[Checkpoint], LoraBase] | None = None
     # The title of the models that a LoRA with these modules fits, more exact than the family's
     lora_title: Callable[[Mapping[str, Module]], str] | None = None
     class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
@@ -90,6 +95,7 @@ class Family:
     tiny_vae: Callable[[Checkpoint], str] | None = None  # the name of the tiny VAE of its latents, if one is published
     described: Callable[[Path], str]  # the model in a folder and its purpose, for `info`
     refiner: RefinerFiles | None = None
+    training: TrainingRow | None = None  # None: its models learn no LoRAs
 
     @property
     def denoiser(self) -> str:
@@ -121,6 +127,16 @@ class Family:
     def lora_names(self, checkpoint: Checkpoint) -> Names:
         """Return the names of the layers that LoRAs may change."""
         return lora_layers.names(checkpoint, self.parts)
+
+    def lora_layer_names(self, checkpoint: Checkpoint) -> Callable[[str, str], LayerName]:
+        """Return the function from a component and its parameter to the layer's name in a LoRA that is written."""
+        return lora_layers.layer_names(checkpoint, self.parts)
+
+    def base_of_loras(self, checkpoint: Checkpoint) -> LoraBase:
+        """Return the base that a LoRA for this model names."""
+        if self.lora_base is not None:
+            return self.lora_base(checkpoint)
+        return LoraBase(architecture=self.name, version=self.name.replace("-", "_"))
 
     def option(self, header: Header) -> str | None:
         """Return the option that takes a file with this header: `model`, one of PARTS, `control`, or None for another

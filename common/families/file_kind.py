@@ -110,7 +110,7 @@ def listed_flags(parts: Iterable[str]) -> str:
     return " and ".join(f"{FLAGS[part]} FILE" for part in parts)
 
 
-def listed_titles(families: Sequence[Family], before_last: str = "and") -> str:
+def listed_titles(families: Sequence[Family]) -> str:
     """Return the names of `families`, for a message."""
     *others, last = (family.title for family in families)
-    return f"{', '.join(others)} {before_last} {last}" if others else last
+    return f"{', '.join(others)} and {last}" if others else last

@@ -22,6 +22,21 @@ class Fit(NamedTuple):
     made: Callable[[Configs], Sequence[int]]  # numbers that fit, most often one; none if the model lacks the part
 
 
+def text_states(
+    made: Callable[[Configs], int],
+    taken: Callable[[Configs], int] = lambda configs: configs["transformer"].joint_attention_dim,
+) -> Fit:
+    """Return the row of the channels of text states."""
+    words = "the transformer wants text states of {} channels, the text encoder makes {}"
+    return Fit(words, taken, lambda configs: [made(configs)])
+
+
+def patches(made: Callable[[Configs], int]) -> Fit:
+    """Return the row of the channels of latents in patches."""
+    words = "the transformer takes {} channels, the VAE's latents have {} in patches"
+    return Fit(words, lambda configs: configs["transformer"].in_channels, lambda configs: [made(configs)])
+
+
 def check(source: Path, parts: Mapping[str, Component], fits: Iterable[Fit]) -> None:
     """Check that the `parts` of the model in `source` fit each other. Raises ModelError."""
     configs = {name: part.config for name, part in parts.items()}

@@ -111,8 +111,8 @@ class LoadOptions:
         metavar="AMOUNT", checks=parse_max,
     ))  # fmt: skip
     cache_prompts: bool = option(False, Option(
-        help="keep encoded prompts on disk, so that later runs load no text encoder",
-        call="keep encoded prompts on the disk", section="Model", config=True,
+        help="keep encoded prompts and instructions to language models on disk, for later runs",
+        call="keep encoded prompts and instructions on the disk", section="Model", config=True,
     ))  # fmt: skip
     offline: bool = option(False, Option(
         help="never use the network", call="name no download in messages", section="Model", config=True,
@@ -133,6 +133,11 @@ class LoadOptions:
         help="make previews by this tiny VAE, such as taesd; those in the folders of --models-dir are found",
         call="a folder or file of a tiny VAE that makes previews", python="str | Path | None", section=_FILES,
         metavar="FILE", config=True,
+    ))  # fmt: skip
+    rewrite_with: str | None = option(None, Option(
+        help="the language model of --rewrite, a folder or a file, in place of the model's own text encoder",
+        call="a folder or file of the language model that rewrites prompts", python="str | Path | None",
+        section=_FILES, metavar="FOLDER|FILE", config=True,
     ))  # fmt: skip
     refiner: str | None = option(None, Option(
         help="an SDXL refiner for the last steps", call="an SDXL refiner, named as `model`",

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from qwenimg.common.base.config import data_folder, read_json
+from qwenimg.common.base.config import INDEX, data_folder, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.families.load_options import LoadOptions
@@ -27,7 +27,7 @@ from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.part_names import VAES
 from qwenimg.common.weights.plan import closed_on_failure
 
-INDEX, SCHEDULER, CONFIG = "model_index.json", "scheduler/scheduler_config.json", "config.json"
+SCHEDULER, CONFIG = "scheduler/scheduler_config.json", "config.json"
 Given: TypeAlias = Mapping[str, Path]
 """Folders and files by the names of the parts that they are."""
 _OPTIONS = {"transformer": "--transformer", "unet": "--unet", "vae": "--vae"}  # all other parts are text encoders
@@ -53,7 +53,7 @@ class Source:
 
     @cached_property
     def has_index(self) -> bool:
-        """True for a folder in diffusers layout."""
+        """True for a folder in diffusers layout, but that of a modular pipeline, which may have parts alone."""
         return is_file(self.path / INDEX)
 
     @cached_property

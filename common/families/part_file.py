@@ -13,12 +13,13 @@ from qwenimg.common.base.text import shown_path
 from qwenimg.common.families.description import TYPE, Description, component_line, of_file, summary
 from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.families.load_options import Prediction
+from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.encoders import clip_names, language_names, t5_names
+from qwenimg.common.networks.encoders import clip_names, language_names, qwen, t5_names
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import kl_vae, kl_vae_names, tiny_vae_names
-from qwenimg.common.parts import tiny_vae, vae_files
+from qwenimg.common.networks.vaes import flux2_vae_names, kl_vae, kl_vae_names, tiny_vae_names
+from qwenimg.common.parts import known_configs, tiny_vae, vae_files
 from qwenimg.common.parts.components import renaming
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.texts import clip_files
@@ -58,6 +59,7 @@ class PartFile:
     use: str = _ALL  # the options that `info` names, with which a picture is drawn
     layouts: Layouts | None = None  # `info` opens the part by them, and names its faults
     is_in: Callable[[Header], bool] | None = None  # whether a file has the part; None: whether the layouts find it
+    is_described: bool = True  # False: another family's row, or a general one, describes it
     is_alone: bool = False  # files with another part of its role are not of this kind
     like: Callable[[], Any] | None = None  # the configuration for what no tensor shows; None: the network's defaults
     # From the path and the configuration, the variant of the model, for `info`
@@ -74,15 +76,17 @@ class PartFile:
     def opens(self, header: Header) -> bool:
         return False
 
-    def describe(self, header: Header, prediction: Prediction | None) -> Description:
+    def describe(self, header: Header, prediction: Prediction | None) -> Description | None:
         """Return the layout of the part, its weights and its faults."""
+        if not self.is_described:
+            return None
         network = self.layouts.network if self.layouts else self.network
         assert network is not None
-        rename, tables = renaming(network, network.config()), network.tables
+        like = self.like() if self.like else network.config()
+        rename, tables = renaming(network, like), network.tables
         description = of_file(self._layout(header), header, lambda key: rename(key) in tables)
         if self.layouts is not None:
             try:
-                like = self.like() if self.like else network.config()
                 opened = open_part(self.layouts, header.file.path, like, self.option)
             except ModelError as error:
                 description.faults.append(str(error))
@@ -193,6 +197,41 @@ class TinyVAEFile:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdapterFile:
+    """An adapter by which pictures are prompts, or its image encoder, in a file of its own. No drawing opens it as a
+    part of a model."""
+
+    option: str
+    title: str  # for `info`
+    is_in: Callable[[Header], bool]
+    open: Callable[[Path], Component]
+    about: Callable[[Any], list[str]]  # from its configuration, the lines that `info` has of it
+    use: str  # the options that `info` names
+
+    def reads(self, header: Header) -> bool:
+        return self.is_in(header)
+
+    def opens(self, header: Header) -> bool:
+        return False
+
+    def describe(self, header: Header, prediction: Prediction | None) -> Description:
+        form = "PyTorch, " if header.format == "PyTorch" else ""
+        description = of_file(f"{form}{self.title}", header)
+        try:
+            part = self.open(header.file.path)
+        except ModelError as error:
+            description.faults.append(str(error))
+            return description
+        part.plan.close()
+        description.lines[1:1] = self.about(part.config)
+        description.lines.append(f"use it: qwenimg PROMPT {self.use}")
+        return description
+
+    def describe_similar(self, header: Header) -> Description | None:
+        return None
+
+
 # Parts that several families have
 
 KL_VAE = PartFile(
@@ -214,6 +253,43 @@ QWEN3 = PartFile(
         language_names.QWEN3.find_in(header) is not None and language_names.QWEN3_VL.find_in(header) is None
     ),
 )
+QWEN3_VL = PartFile(
+    option="text_encoder",
+    title=lambda header: (
+        "Qwen3-VL, a text encoder, "
+        f"{'with' if any(key.startswith(qwen.TOWER) for key in header.tensors) else 'without'} its vision tower"
+    ),
+    layouts=language_names.QWEN3_VL,
+)
+
+
+def _is_mistral(header: Header, layouts: Layouts, foreign: int) -> bool:
+    """Return whether a file with this header may be a language model of Mistral's: no name tells one from another, so
+    it is not if it is `foreign` wide, as the other is. Of GGUF files that are called LLaMA's those are that have as
+    many tokens as Mistral."""
+    naming = layouts.find_in(header)
+    if naming is None or (gguf.architecture(header) == "llama" and TOKENS not in header.tensors[EMBEDDING].shape):
+        return False
+    norm = layouts.place(naming.layout, "layers.0.input_layernorm.weight", None).key
+    stored = header.tensors.get(naming.prefix + norm)
+    return stored is None or stored.shape != (foreign,)
+
+
+EMBEDDING, TOKENS = "token_embd.weight", 131_072
+_mistral = partial(PartFile, option="text_encoder", use=_TEXT)
+MINISTRAL_3 = _mistral(
+    title="Ministral 3, a text encoder",
+    layouts=language_names.MINISTRAL_3,
+    is_in=lambda header: _is_mistral(header, language_names.MINISTRAL_3, 5120),
+    like=lambda: known_configs.read("ernie-image", "text_encoder", language_names.MINISTRAL_3.network),
+)
+MISTRAL_SMALL_3 = _mistral(
+    title="Mistral Small 3, a text encoder",
+    layouts=language_names.MISTRAL_SMALL_3,
+    is_in=lambda header: _is_mistral(header, language_names.MISTRAL_SMALL_3, 3072),
+    like=lambda: known_configs.read("flux2-dev", "text_encoder", language_names.MISTRAL_SMALL_3.network),
+)
+FLUX_2_VAE = PartFile(option="vae", title="FLUX.2's VAE", use="-m MODEL --vae FILE", layouts=flux2_vae_names.LAYOUTS)
 T5 = PartFile(option="text_encoder", title="T5, a text encoder", use=_TEXT, layouts=t5_names.LAYOUTS, is_alone=True)
 
 

@@ -8,18 +8,23 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import MODULAR_INDEX, model_index, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind, fits
+from qwenimg.common.families.chroma.family import FAMILY as CHROMA
 from qwenimg.common.families.description import listed
+from qwenimg.common.families.ernie.family import FAMILY as ERNIE
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.flux.family import FAMILY as FLUX
+from qwenimg.common.families.flux2.family import DEV as FLUX_2_DEV
 from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
+from qwenimg.common.families.flux3.family import FAMILY as FLUX_3
 from qwenimg.common.families.known_model import KnownModel, ModelPath
 from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.longcat.family import FAMILY as LONGCAT
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.qwen_image_21.family import FAMILY as QWEN_IMAGE_21
 from qwenimg.common.families.sd3.family import FAMILY as SD3
@@ -35,8 +40,22 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
 from qwenimg.common.weights import left_out
 
-FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, QWEN_IMAGE_21, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
+FAMILIES: tuple[Family, ...] = (
+    QWEN_IMAGE,
+    QWEN_IMAGE_21,
+    STABLE_DIFFUSION,
+    SD3,
+    Z_IMAGE,
+    FLUX,
+    FLUX_2,
+    FLUX_2_DEV,
+    FLUX_3,
+    LONGCAT,
+    CHROMA,
+    ERNIE,
+)
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
+_KNOWN = "`qwenimg models` lists what is known"
 MAX_PARTS = 1000  # entries of a folder that are looked at
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
@@ -170,32 +189,33 @@ def open_refiner(base: OpenModel, path: Path) -> Checkpoint:
 
 
 def of_folder(folder: Path) -> Family:
-    """Return the family of a folder, by its model_index.json or by the names of its weights. Raises ModelError."""
-    index = folder / "model_index.json"
+    """Return the family of a folder, by its index or by the names of its weights. Raises ModelError."""
+    index = model_index(folder)
     if not is_file(index):
-        check_not_modular(folder)
         if (foreign := foreign_folder(folder)) is not None:
             return foreign[0]
         raise ModelError(
-            f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout, or a file, of "
-            f"{titles(lambda family: True)}"
+            f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout, or a file, of a known "
+            f"model: {_KNOWN}"
         )
     name = str(read_json(index).get("_class_name"))
     for family in FAMILIES:
         if name in family.pipelines:
             return family
+    check_not_modular(folder)
     refused = {start: reason for family in FAMILIES for start, reason in family.refused.items()}
     if starts := [start for start in refused if name.startswith(start)]:
         raise ModelError(f"{clean(folder)}: {refused[max(starts, key=len)]}")
-    known = titles(lambda family: True)
-    raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; known are those of {known}")
+    raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; {_KNOWN}")
 
 
 def check_not_modular(folder: Path) -> None:
-    """Raise ModelError for the folder of a modular pipeline of diffusers, which has another index."""
-    index = folder / "modular_model_index.json"
-    if is_file(index):
-        name = clean(str(read_json(index).get("_class_name")), 60)
+    """Raise ModelError for the folder of a modular pipeline of diffusers, unless a family has its class."""
+    index = model_index(folder)
+    if index.name != MODULAR_INDEX:
+        return
+    name = clean(str(read_json(index).get("_class_name")), 60)
+    if all(name not in family.pipelines for family in FAMILIES):
         raise bad(
             folder,
             f"is a modular pipeline of diffusers ({index.name}: {name}), which this version does not open: give a "
@@ -217,8 +237,7 @@ def check_names(folder: Path) -> None:
     names = find_files(folder).weight_map
     families = [family for family in FAMILIES if family.networks[0].mflux_signs and family.denoiser == folder.name]
     if families and not any(name.startswith(family.networks[0].mflux_signs) for family in families for name in names):
-        expected = " or ".join(family.title for family in families)
-        raise ModelError(f"{clean(folder)}: no {expected} as another program saves it; it begins with {listed(names)}")
+        raise bad(folder, f"is of no known model as another program saves it; it begins with {listed(names)}")
 
 
 def identify(header: Header) -> FileKind | None:
@@ -257,19 +276,16 @@ def of_file(path: Path) -> Family:
     for family in FAMILIES:
         if family.opens(header):
             return family
-    supported, kind = (
-        titles(lambda family: any(file.option == "model" for file in family.files), "or"),
-        identify(header),
-    )
+    kind = identify(header)
     if kind is not None:
         beside = ", beside the model that it belongs to (-m)"
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{beside}")
     if architecture := gguf.architecture(header):
         beside = "a part goes beside -m, with --transformer, --unet or --text-encoder"
-        raise bad(path, f"is a GGUF file of '{clean(architecture, 40)}' and no whole {supported} model: {beside}")
-    raise bad(path, f"is no {supported} checkpoint in one file; it begins with {listed(header.tensors)}")
+        raise bad(path, f"is a GGUF file of '{clean(architecture, 40)}' and no whole model: {beside}")
+    raise bad(path, f"is no checkpoint of a whole model that is known; it begins with {listed(header.tensors)}")
 
 
-def titles(chosen: Callable[[Family], bool], before_last: str = "and") -> str:
+def titles(chosen: Callable[[Family], bool]) -> str:
     """Return the names of the families that are `chosen`, for a message."""
-    return file_kind.listed_titles([family for family in FAMILIES if chosen(family)], before_last)
+    return file_kind.listed_titles([family for family in FAMILIES if chosen(family)])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qwenimg.common.base.config import INDEX, MODULAR_INDEX
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.formats.files import STEMS, find_files
@@ -17,14 +18,14 @@ from qwenimg.common.formats.files import STEMS, find_files
 if TYPE_CHECKING:
     from qwenimg.common.families.family import Family
 
-_ALWAYS = ("model_index.json", "scheduler/scheduler_config.json")
+_ALWAYS = (INDEX, "scheduler/scheduler_config.json")
 PROCESSOR = "processor"
 """The folder of the processor: some models have their tokenizer there, beside the settings of their patches."""
 _OF_OTHERS = ("model.safetensors.index.json", "model.safetensors", "0.safetensors")  # one shows that a part is there
 _BESIDE = re.compile(
-    r"model_index\.json|scheduler/scheduler_config\.json"
+    r"(modular_)?model_index\.json|scheduler/scheduler_config\.json"
     r"|processor/((preprocessor_config|chat_template)\.json|chat_template\.jinja)"
-    r"|(tokenizer(_\d)?|processor)/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt|spiece\.model)"
+    r"|(tokenizer(_\d)?|processor|text_encoder)/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt|spiece\.model)"
 )
 # A dot within the name of a weight file marks a variant (fp16), which is not used.
 _OF_COMPONENT = re.compile(r"config\.json|[A-Za-z0-9_-]{1,100}\.safetensors(\.index\.json)?")
@@ -36,7 +37,7 @@ def needed(filename: str) -> bool:
 
     folder, _, name = filename.rpartition("/")
     if any(folder in group for family in registry.FAMILIES for group in family.components):
-        return _OF_COMPONENT.fullmatch(name) is not None
+        return (_OF_COMPONENT.fullmatch(name) or _BESIDE.fullmatch(filename)) is not None
     return _BESIDE.fullmatch(filename) is not None
 
 
@@ -58,7 +59,7 @@ def in_other_layout(has: Callable[[str], bool]) -> Family | None:
     """Return the family that may read the model as another program saved it, by the folders of its parts, or None."""
     from qwenimg.common.families import registry
 
-    for family in registry.FAMILIES if not any(map(has, _ALWAYS)) else ():
+    for family in registry.FAMILIES if not any(map(has, (*_ALWAYS, MODULAR_INDEX))) else ():
         groups = [[f"{part}/{name}" for part in group for name in _OF_OTHERS] for group in family.components]
         if family.networks[0].mflux_signs and all(any(map(has, group)) for group in groups):
             return family
@@ -82,7 +83,8 @@ def required(has: Callable[[str], bool]) -> list[str]:
     """Return the files that a model must have under one name."""
     if in_other_layout(has):
         return []
-    return [*_ALWAYS, *(f"{part}/config.json" for part in components(has))]
+    always = (MODULAR_INDEX,) if has(MODULAR_INDEX) and not has(INDEX) else _ALWAYS
+    return [*always, *(f"{part}/config.json" for part in components(has))]
 
 
 def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
@@ -95,8 +97,8 @@ def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
     parts = components(has)
     names = required(has)
     for tokenizer in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
-        if not is_folder(folder / tokenizer) and is_folder(folder / PROCESSOR):
-            tokenizer = PROCESSOR
+        if not is_folder(folder / tokenizer):
+            tokenizer = PROCESSOR if is_folder(folder / PROCESSOR) else _beside_weights(folder, tokenizer)
         if in_other_layout(has) and not is_folder(folder / tokenizer):
             continue  # another folder may have it
         alone = any(has(f"{tokenizer}/{name}") for name in ("tokenizer.json", "spiece.model"))
@@ -109,6 +111,12 @@ def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
         if missing:
             return f"{component}/{missing}"
     return None
+
+
+def _beside_weights(folder: Path, tokenizer: str) -> str:
+    """Return the folder of the text encoder if its vocabulary is there, else that of the `tokenizer`."""
+    part = tokenizer.replace("tokenizer", "text_encoder")
+    return part if any(is_file(folder / part / name) for name in ("tokenizer.json", "vocab.json")) else tokenizer
 
 
 def has_weights(folder: Path) -> bool:

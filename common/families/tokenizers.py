@@ -25,12 +25,15 @@ from qwenimg.common.runtime.checkpoint import Component, TokenizerFiles
 
 
 def of_language_model(
-    source: Source, components: Mapping[str, Component], download: Download
+    source: Source,
+    components: Mapping[str, Component],
+    download: Download,
+    load: Callable[[Path], Any] = qwen.load,
 ) -> dict[str, TokenizerFiles]:
-    """Return the tokenizer of a model with one text encoder; `download` has it for a model without one. Raises
-    ModelError and UsageError."""
+    """Return the tokenizer of a model with one text encoder; `download` has it for a model without one, and `load`
+    reads it. Raises ModelError and UsageError."""
     path = find_tokenizer(source.path, source.options.tokenizer, download)
-    return {"text_encoder": open_tokenizer(path, qwen.load, components["text_encoder"].config)}
+    return {"text_encoder": open_tokenizer(path, load, components["text_encoder"].config)}
 
 
 def of_clip_and_t5(

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from struct import Struct, unpack_from
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Shape
@@ -46,11 +46,16 @@ _UINT32, _INT32, _STRING, _ARRAY = 4, 5, 8, 9
 _ALIGNMENT = "general.alignment"
 
 
+Array: TypeAlias = tuple[str, ...] | tuple[float, ...]
+"""The values of an array, texts or numbers."""
+
+
 class _Keys(NamedTuple):
-    """The keys in use: values that are no arrays, as text, and true shapes by tensor."""
+    """The keys in use: values that are no arrays, as text, true shapes by tensor, and arrays that are asked for."""
 
     values: dict[str, str]
     originals: dict[str, Shape]
+    arrays: dict[str, Array]
 
 
 def architecture(header: Header) -> str:
@@ -62,6 +67,14 @@ def architecture(header: Header) -> str:
 def may_be(header: Header, architectures: Collection[str]) -> bool:
     """Return whether the header names one of `architectures`, or no architecture at all."""
     return architecture(header) in ("", *architectures)
+
+
+def read_arrays(file: OpenFile, names: Collection[str]) -> dict[str, Array]:
+    """Return those of the arrays `names` that an open file with a checked header has, such as its vocabulary. Raises
+    ModelError."""
+    reader = _HeaderReader(file)
+    _, _, keys = reader.number("<I"), reader.number(), reader.number()
+    return _read_keys(reader, keys, names).arrays
 
 
 def parse(file: OpenFile) -> Header:
@@ -106,6 +119,10 @@ class _HeaderReader:
     def skip(self, count: int) -> None:
         self._check(count)
         self.at += count
+
+    def strings(self, count: int) -> tuple[str, ...]:
+        """Read `count` strings."""
+        return tuple(self.take(self.length("a string")).decode(errors="replace") for _ in range(count))
 
     def skip_strings(self, count: int) -> None:
         """Skip `count` strings in one loop: a vocabulary has hundreds of thousands."""
@@ -166,8 +183,9 @@ def _alignment(path: Path, values: dict[str, str]) -> int:
 # Keys
 
 
-def _read_keys(reader: _HeaderReader, count: int) -> _Keys:
-    keys = _Keys({}, {})
+def _read_keys(reader: _HeaderReader, count: int, wanted: Collection[str] = ()) -> _Keys:
+    """Read the keys; of arrays, those `wanted`."""
+    keys = _Keys({}, {}, {})
     seen: set[str] = set()
     strings = 0
     for _ in range(count):
@@ -179,7 +197,7 @@ def _read_keys(reader: _HeaderReader, count: int) -> _Keys:
         if key == _ALIGNMENT and kind != _UINT32:
             raise bad(reader.file.path, f"has {key} of type {kind}; expected {_UINT32}, an unsigned number")
         if kind == _ARRAY:
-            strings += _read_array(reader, key, keys, MAX_STRINGS - strings)
+            strings += _read_array(reader, key, keys, MAX_STRINGS - strings, key in wanted)
         elif kind == _STRING:
             length = reader.length(f"a value of '{clean(key, 40)}'")
             raw = reader.take(length)
@@ -192,18 +210,24 @@ def _read_keys(reader: _HeaderReader, count: int) -> _Keys:
     return keys
 
 
-def _read_array(reader: _HeaderReader, key: str, keys: _Keys, strings: int) -> int:
-    """Skip an array, but keep a tensor's true shape. `strings` may be skipped at most. Return how many were."""
+def _read_array(reader: _HeaderReader, key: str, keys: _Keys, strings: int, wanted: bool) -> int:
+    """Skip an array that is not `wanted`, but keep a tensor's true shape. An array may have so many `strings`. Return
+    how many it has."""
     kind, count = reader.number("<I"), reader.number()
     if kind == _STRING:
         if count > strings:
             raise bad(reader.file.path, f"has more than {MAX_STRINGS} strings in arrays, in key '{clean(key, 80)}' too")
-        reader.skip_strings(count)
+        if wanted:
+            keys.arrays[key] = reader.strings(count)
+        else:
+            reader.skip_strings(count)
         return count
     if kind not in _SIZES:
         raise bad(reader.file.path, f"has key '{clean(key, 80)}', an array of type {kind}, which is not read")
     if key.startswith(ORIGINAL) and kind == _INT32 and 1 <= count <= MAX_ORIGINAL:
         keys.originals[key.removeprefix(ORIGINAL)] = unpack_from(f"<{count}i", reader.take(4 * count))
+    elif wanted and count <= MAX_STRINGS:
+        keys.arrays[key] = unpack_from(f"<{count}{_FORMATS[kind][1]}", reader.take(_SIZES[kind] * count))
     else:
         reader.skip(_SIZES[kind] * count)
     return 0

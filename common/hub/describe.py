@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.amounts import counted, size_text
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import has_index, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.families import catalog, registry, repository
+from qwenimg.common.families import registry, repository
 from qwenimg.common.families.description import Description, in_memory, kinds, listed, summary, weights_summary
 from qwenimg.common.families.file_kind import FLAGS, is_lora
 from qwenimg.common.families.load_options import Prediction
@@ -25,6 +25,7 @@ from qwenimg.common.formats.headers import open_weights
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub import other_files
 from qwenimg.common.hub.describe_lora import Layers, describe_lora
+from qwenimg.common.hub.lora_models import known_models
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import tiny_vae
 from qwenimg.common.parts.components import read_config
@@ -72,7 +73,7 @@ def describe(path: Path, prediction: Prediction | None = None) -> Description:
 def _use(path: Path) -> str:
     """Return the line with the command that uses a model, one of its parts or a control network."""
     shown = shown_path(path, 80)
-    if is_folder(path) and (is_file(path / "model_index.json") or not is_file(path / "config.json")):
+    if is_folder(path) and (has_index(path) or not is_file(path / "config.json")):
         return f"{other_files.USE}qwenimg PROMPT -m {shown}"
     option = _part_of(path)
     if option in _PICTURED:
@@ -102,14 +103,14 @@ def _part_of(path: Path) -> str | None:
 
 
 def _known(path: Path, prediction: Prediction | None) -> Description:
-    if is_folder(path) and is_file(path / "model_index.json"):
+    if is_folder(path):
+        registry.check_not_modular(path)
+    if is_folder(path) and has_index(path):
         return _adapter(path) or _folder(path)
     if tiny_vae.is_tiny_at(path):
         return tiny_vae_description(path)
     if is_folder(path) and is_file(path / "config.json"):
         return _component(path)
-    if is_folder(path):
-        registry.check_not_modular(path)
     if is_folder(path) and (foreign := registry.foreign_folder(path)) is not None:
         family, layout = foreign
         description = Description(lines=[f"layout: {layout}", f"pipeline: {family.described(path)}"])
@@ -305,9 +306,8 @@ def _formats(headers: Iterable[Header]) -> list[str]:
 
 
 def layers_of_known() -> Layers:
-    """Return each known model's family, and the names that LoRAs give its layers, by its published configurations."""
-    models = ((name, registry.published(known)) for name, known in catalog.KNOWN.items())
-    return {name: (model.family, model.family.lora_names(model.checkpoint)) for name, model in models if model}
+    """Return each known model's family, and the names that LoRAs give its layers."""
+    return {name: (model.family, model.family.lora_names(model.checkpoint)) for name, model in known_models()}
 
 
 def _gguf(header: Header) -> list[str]:

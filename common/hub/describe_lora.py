@@ -12,7 +12,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import Description, listed
 from qwenimg.common.families.family import Family
-from qwenimg.common.weights.loras import delta
+from qwenimg.common.weights.loras import delta, lora_metadata
 from qwenimg.common.weights.loras.lora import LoraFile, counts, fit, read_lora, scale_of, widened
 from qwenimg.common.weights.loras.lora_keys import Module
 from qwenimg.common.weights.loras.lora_names import Names, find
@@ -56,6 +56,7 @@ def describe_lora(path: Path, models: Layers) -> Description:
                 f"modules: {counted(len(modules), 'module')}, {_ranks(lora)}",
                 f"{FITS}{' or '.join(titles) or 'unknown'}",
                 f"first modules: {listed(modules)}",
+                *lora_metadata.lines(lora.metadata),
                 *use,
             ],
             faults=faults,

@@ -14,8 +14,8 @@ from math import prod
 from pathlib import Path
 
 from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.config import has_index
 from qwenimg.common.base.errors import QwenimgError
-from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
 from qwenimg.common.families.description import without_reason
@@ -73,7 +73,7 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
         for path in paths:
             if path in seen or any(model in path.parents for model in models):
                 continue
-            if _is(path / "model_index.json"):
+            if _is_model(path):
                 models.append(path)
             elif not path.name.lower().endswith((*SUFFIXES, *PICKLES)):
                 continue
@@ -89,9 +89,10 @@ def _inside(folder: Path) -> Iterator[Path]:
         return
 
 
-def _is(path: Path) -> bool:
+def _is_model(path: Path) -> bool:
+    """Return whether `path` is the folder of a whole model."""
     try:
-        return is_file(path)
+        return has_index(path)
     except QwenimgError:
         return False
 
@@ -99,7 +100,7 @@ def _is(path: Path) -> bool:
 def _row(root: Path, path: Path, known: Callable[[], Layers], upscalers: Sequence[Path]) -> Row:
     name, folder = path.relative_to(root).as_posix(), root.name
     try:
-        if _is(path / "model_index.json"):
+        if _is_model(path):
             family = registry.of_folder(path)
             model = Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
             return replace(model, type=_described(family, path))

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from qwenimg.common.base.arguments import home
+from qwenimg.common.base.config import has_index
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
@@ -256,7 +257,7 @@ def _is_model(path: Path, kind_: str, ends: tuple[str, ...]) -> bool:
             return False
         if kind_ in PARTS or kind_ in ("control", "ip_encoder"):
             return is_file(path / "config.json")
-        return kind_ == "model" and (is_file(path / "model_index.json") or registry.foreign_folder(path) is not None)
+        return kind_ == "model" and (has_index(path) or registry.foreign_folder(path) is not None)
     except ModelError:
         return False
 

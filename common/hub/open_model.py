@@ -27,6 +27,7 @@ from qwenimg.common.hub.network_search import (
     find_upscaler,
     read_upscaler,
 )
+from qwenimg.common.hub.open_writer import prompt_writer
 from qwenimg.common.hub.origin import model_hash, origin
 from qwenimg.common.hub.part_files import completed, located
 from qwenimg.common.hub.preview_vae import find_preview_vae
@@ -38,9 +39,11 @@ from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.models.inputs import OtherModels
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
+from qwenimg.common.pipeline.rewriting import Rewriters
 from qwenimg.common.pipeline.second_pass import Upscalers
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
+from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.embeddings import Embeddings
 from qwenimg.common.request.loras import Loras
@@ -49,6 +52,7 @@ from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Notices, Runtime
 from qwenimg.common.shapes import builtin
+from qwenimg.common.weights.quantize import in_4_bits
 
 MAX_FP32_ERROR = 1e-5  # relative error of a product
 OTHERS = OtherModels(several=catalog.SEVERAL, describing=catalog.DESCRIBING)
@@ -127,10 +131,13 @@ def open_pipeline(
         if options.model is None and built_in:
             notify("notice", builtin.notice(model.checkpoint.parameters, real_model(ready)))
         error = exactness.float32_error(ready)
-        runtime = _runtime(model, options, ready, notify, error)
+        runtime = runtime_of(model.family.precision, model.checkpoint, options, ready, notify, error)
         if options.cache_prompts:
             runtime.keep_prompts()
         checkpoint, entries = _reduced(runtime, model.checkpoint, entries)
+        kind = runtime.precision.kind
+        if kind.in_4_bits and in_4_bits(checkpoint[kind.denoiser].plan):
+            notify("warning", kind.in_4_bits)
         preview_vae = _preview_vae(model, folders, options)
         pipeline = _pipeline(
             replace(model, checkpoint=checkpoint),
@@ -157,7 +164,7 @@ def plan_pipeline(options: LoadOptions, engine: OnPaper, *, published: bool = Fa
     model = open_files(options, planned=True, published=published)
     with closed_on_error(model):
         policies.parse(options.precision, on_gpu=False, kind=model.family.precision)
-        runtime = _runtime(model, options, engine, ignore)
+        runtime = runtime_of(model.family.precision, model.checkpoint, options, engine, ignore)
         reduced = replace(model, checkpoint=runtime.reduced(model.checkpoint))
         folders = read_folders(options.models_dir)
         tiny = _preview_vae(model, folders, options)
@@ -187,6 +194,7 @@ def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: L
         wildcards=Wildcards(load.wildcards),
         upscalers=_upscalers(folders),
         embeddings=_embeddings(model, folders),
+        rewriters=Rewriters(lambda: prompt_writer(load, open_files)),
         **more,
     )
 
@@ -266,14 +274,18 @@ def _upscalers(folders: ModelFolders) -> Upscalers:
     return Upscalers(lambda name: read_upscaler(find_upscaler(name, folders, "--hires-with")))
 
 
-def _runtime(
-    model: OpenModel, options: LoadOptions, engine: Engine | OnPaper, notify: Notify, error: float = 0.0
+def runtime_of(
+    kind: DenoiserKind,
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    engine: Engine | OnPaper,
+    notify: Notify,
+    error: float = 0.0,
 ) -> Runtime:
-    """Return the engine with the policy that preset and precision choose for this model, and report the choice of
-    `auto` and its reason. error: of a float32 product."""
-    kind = model.family.precision
+    """Return the engine with the policy that preset and precision choose for weights of a `kind` of model, and report
+    the choice of `auto` and its reason. error: of a float32 product. Raises UsageError and NumericsError."""
     free = engine.free_memory()
-    choice = presets.choose(options.preset, options.precision, kind, engine.facts, model.checkpoint.largest, free)
+    choice = presets.choose(options.preset, options.precision, kind, engine.facts, checkpoint.largest, free)
     policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
     _check_fp32(error, policy.name, engine.device)
     if choice.reason:

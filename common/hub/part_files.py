@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.arguments import home
+from qwenimg.common.base.config import has_index
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import cache_folder, find_cached
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
@@ -128,10 +129,10 @@ def _names(kind: FileKind) -> list[str]:
 
 
 def _such(kind: FileKind) -> str:
-    """Return how to say to which model a part belongs: a name of each family, or the transformer."""
+    """Return how to say to which model a part belongs: a name for example, or the transformer."""
     able = [family.name for family in kind.families if family.model_of is not None]
-    known = [next(known.name for known in catalog.KNOWN.values() if known.family == name) for name in able]
-    return f", such as {' or '.join(known)}, or give its --transformer FILE too" if known else ""
+    such = next((known.name for known in catalog.KNOWN.values() if known.family in able), None)
+    return f", such as {such}, or give its --transformer FILE too" if such else ""
 
 
 # Folders of other programs
@@ -156,7 +157,7 @@ def located(options: LoadOptions) -> tuple[ModelFolders, LoadOptions]:
 
 def check_no_collection(path: Path) -> None:
     """Raise ModelError for a folder where another program keeps its models, which is no model itself."""
-    if not is_folder(path) or is_file(path / "model_index.json"):
+    if not is_folder(path) or has_index(path):
         return
     try:
         folders = read_folders([path]).folders

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from qwenimg.common.base import amounts, hf_cache
 from qwenimg.common.base.arguments import home
+from qwenimg.common.base.config import INDEX, MODULAR_INDEX, has_index
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
-from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.known_model import KnownModel
@@ -124,7 +124,7 @@ def _listing(server: Server, repo: str, download: Download | None, echo: Echo) -
         raise ModelError(f"{repo}: has no {absent[0]}: check HF_ENDPOINT")
     if absent:
         raise ModelError(f"{repo}: has no {absent[0]}: not a model in diffusers layout{_one_of(repo, names)}")
-    return commit, sorted(files, key=lambda f: (f.path != "model_index.json", f.size, f.path))
+    return commit, sorted(files, key=lambda f: (f.path not in (INDEX, MODULAR_INDEX), f.size, f.path))
 
 
 def _one_of(repo: str, names: Iterable[str]) -> str:
@@ -176,9 +176,9 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
 
 def _check_kind(work: _Work, path: str) -> None:
     """Raise ModelError for an unsupported kind of model once its small files show it, before gigabytes are fetched."""
-    if path == "model_index.json":
+    if path in (INDEX, MODULAR_INDEX):
         registry.of_folder(work.snapshot)
-    elif work.download is None and path.endswith(".index.json") and not is_file(work.snapshot / "model_index.json"):
+    elif work.download is None and path.endswith(".index.json") and not has_index(work.snapshot):
         registry.check_names((work.snapshot / path).parent)
 
 

@@ -159,18 +159,24 @@ def _scale(pipe: Pipeline, job: Job) -> float:
 
 def prepare(pipe: Pipeline, jobs: Sequence[Job], inputs: Inputs) -> None:
     """Announce every text of `completed` jobs to the model, each once."""
-    texts: dict[str, None] = {}
+    texts, rewritten = dict[str, None](), dict[str, int]()
     for job in jobs:
         controls = inputs.controls or job.get("control")
-        texts[pipe.controls.prompt(job.prompt, controls) if controls else job.prompt] = None
+        if (rewrite := job.get("rewrite")) is not None:
+            rewritten[job.prompt] = rewrite
+        else:
+            texts[pipe.controls.prompt(job.prompt, controls) if controls else job.prompt] = None
         if _scale(pipe, job) > pipe.model.guidance.off:
             negative = job.get("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {job.get("clip_skip") or 0 for job in jobs}
-    first = {name: value for name in ("lora", "lora_mode") if (value := jobs[0].get(name))} if jobs else {}
+    first: dict[str, Any] = (
+        {name: value for name in ("lora", "lora_mode") if (value := jobs[0].get(name))} if jobs else {}
+    )
     first |= {"image": _seen(pipe, jobs[0], inputs)} if inputs.images and jobs else {}
     embeddings = tuple(dict.fromkeys(one for job in jobs for one in job.get("embedding") or ()))
     first |= {"embedding": embeddings} if 0 < len(embeddings) <= embedding_text.MOST else {}
+    first |= {"rewrite": rewritten} if rewritten and pipe.engine.group is None else {}
     pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, **first)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.text import aligned, clean
 from qwenimg.common.measure.activations import BlockActivations
-from qwenimg.common.measure.charts import Chart, Series, svg
 from qwenimg.common.measure.precision import FLOAT16_MAX, PolicyRun, PrecisionReport
 from qwenimg.common.pictures import html_page
+from qwenimg.common.pictures.charts import Chart, Series, svg
 
 SHOWN = 12  # blocks in a terminal
 Row = tuple[str, ...]

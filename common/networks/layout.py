@@ -77,6 +77,7 @@ class Layout:
 
     names: str  # the title for `info` and for refusals, which leave out what follows a comma: "its authors' names"
     signs: tuple[str, ...]  # stored names; a file that has all of them has this layout
+    lacks: tuple[str, ...] = ()  # stored names of a similar network; a file that has one of them is not of this layout
     is_named: bool = False  # only GGUF files have it that name an architecture of the network
     # From the name of a parameter in the manifest and the config, its stored name, rows and decoding.
     # None: the network's `rename`, which maps stored names to the manifest's, has this layout too
@@ -113,7 +114,8 @@ class Layouts:
         network."""
         for row in self.rows:
             for prefix in prefixes(self.network.role, names, row.signs[0]):
-                if prefix.startswith(inside) and all(prefix + sign in names for sign in row.signs):
+                there = prefix.startswith(inside) and all(prefix + sign in names for sign in row.signs)
+                if there and not any(prefix + name in names for name in row.lacks):
                     return Naming(row, prefix)
         return None
 

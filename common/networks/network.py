@@ -13,6 +13,7 @@ from typing import Any
 from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.weights.joined import Joins
+from qwenimg.common.weights.keys import Splits
 from qwenimg.common.weights.plan import ParamUses, stored_uses
 
 NETWORKS = "qwenimg.common.networks"
@@ -47,6 +48,9 @@ class Network:
     cached_blocks: Callable[[Any], CachedBlocks] | None = None
     # Of a denoiser, the weight whose inputs a LoRA for control pictures widens; its config has `seeing` for that
     picture_input: str = ""
+    # Of a denoiser, before the layers' names in LoRAs that are written here: what most programs read of its models.
+    # One that ends in `_` stands for kohya's names, flat and with alpha
+    lora_prefix: str = "transformer."
     # From the stored tensors, other numbers of inputs that LoRAs have for a weight
     lora_widths: Callable[[Manifest], Mapping[str, tuple[int, ...]]] = lambda stored: {}
     # From the stored tensors, those that only others of its models have, which LoRAs for them change too
@@ -62,6 +66,7 @@ class Network:
     channels_last: str = ""  # a part of names that only files have whose kernels have their channels last
     copies: frozenset[str] = frozenset()  # stored names of copies of other tensors, not read where those are stored too
     joins: Callable[[Manifest], Joins] = lambda manifest: {}  # from a manifest, parameters of several tensors
+    splits: Callable[[Any], Splits] = lambda config: {}  # from a config, tensors of several parameters
     optional: frozenset[str] = frozenset()  # parameters that files may lack: the forward makes them
     published: Callable[[str], str] = lambda name: name  # from a name of the manifest, that in published files
     described: Callable[[Any], Mapping[str, object]] = lambda config: {}  # from a config, more keys of config.json

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers.sizes import Shape
 
+Positions = NDArray[np.int64] | NDArray[np.float64]
 ROPE_POSITIONS = 4096  # rows of the published model's rotary table
 
 
@@ -66,6 +67,11 @@ def picture_positions(length: int, pictures: Sequence[tuple[int, int, int]]) -> 
     return positions
 
 
+def text_at(numbers: Sequence[int]) -> NDArray[np.int64]:
+    """Return the positions (time, row, column) of text tokens with these `numbers`, [S 3]."""
+    return np.repeat(np.array(numbers, np.int64)[:, None], 3, axis=1)
+
+
 def centred(count: int) -> NDArray[np.int64]:
     """Return the positions of `count` rows or columns around zero: -(n - n // 2) .. n // 2 - 1."""
     return np.arange(count, dtype=np.int64) - (count - count // 2)
@@ -74,7 +80,7 @@ def centred(count: int) -> NDArray[np.int64]:
 # Tables, in float64, so that both backends round the same values
 
 
-def rope_angles(positions: NDArray[np.int64], axes: Sequence[int], theta: float = 10000.0) -> NDArray[np.float64]:
+def rope_angles(positions: Positions, axes: Sequence[int], theta: float = 10000.0) -> NDArray[np.float64]:
     """Return the angles [L, sum(axes)/2] of positions [L A]: axis a of width d gives position / theta^(2i/d), i < d/2.
 
     Rotary position embedding: J. Su et al., "RoFormer", 2021. Raises ValueError for positions of another number of
@@ -90,37 +96,20 @@ def rope_angles(positions: NDArray[np.int64], axes: Sequence[int], theta: float 
 
 
 def rope_table(
-    positions: NDArray[np.int64], axes: Sequence[int], theta: float = 10000.0
+    positions: Positions, axes: Sequence[int], theta: float = 10000.0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return cosine and sine of `rope_angles`, each [L, sum(axes)/2]."""
     angles = rope_angles(positions, axes, theta)
     return np.cos(angles), np.sin(angles)
 
 
-def text_rope(length: int, head_dim: int, theta: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return cosine and sine for the text encoder, each [S, head_dim/2]; pair i is channels i and i + head_dim/2."""
-    return rope_table(np.arange(length, dtype=np.int64)[:, None], (head_dim,), theta)
+def section_axes(sections: Sequence[int]) -> list[int]:
+    """Return the axis of each angle: axis a takes the next `sections[a]` of them."""
+    return [axis for axis, count in enumerate(sections) for _ in range(count)]
 
 
-def sectioned_rope(
-    positions: NDArray[np.int64], sections: Sequence[int], theta: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return cosine and sine [S sum(sections)] for positions [S A]. The frequencies are one series; axis a takes the
-    next `sections[a]` of them."""
-    count = sum(sections)
-    frequencies = np.array([theta ** (-i / count) for i in range(count)])
-    angles = np.repeat(positions, sections, axis=1) * frequencies
-    return np.cos(angles), np.sin(angles)
-
-
-def interleaved_rope(
-    positions: NDArray[np.int64], sections: Sequence[int], theta: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return cosine and sine, each [S, sum(sections)], of positions [S A]: one series of frequencies, which the axes
-    take in turn. Axis a > 0 stops after `sections[a]` of them, and axis 0 has all that the others leave."""
-    count = sum(sections)
-    frequencies = np.array([theta ** (-i / count) for i in range(count)])
+def interleaved_axes(sections: Sequence[int]) -> list[int]:
+    """Return the axis of each angle: the axes take them in turn. Axis a > 0 stops after `sections[a]` of them, and axis
+    0 has all that the others leave."""
     turns = len(sections)
-    axes = [i % turns if i < turns * sections[i % turns] else 0 for i in range(count)]
-    angles = positions[:, axes] * frequencies
-    return np.cos(angles), np.sin(angles)
+    return [i % turns if i < turns * sections[i % turns] else 0 for i in range(sum(sections))]

@@ -71,6 +71,15 @@ def of_area(area: int, width: int, height: int) -> tuple[int, int]:
     return wide_blocks * BLOCK, high_blocks * BLOCK
 
 
+def over_area(area: int, width: int, height: int) -> tuple[int, int]:
+    """Return width and height of at least `area` pixels in the proportions of width x height, each the next multiple of
+    16, as diffusers has it for LongCat-Image-Edit."""
+    ratio = width / height
+    wide = math.sqrt(area * ratio)
+    across, down = (math.ceil(side / 16) * 16 for side in (wide, wide / ratio))
+    return across, down
+
+
 def _neighbours(side: float) -> tuple[int, int]:
     below = max(16, int(side) // 16 * 16)
     return below, below + 16

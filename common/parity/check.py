@@ -14,9 +14,9 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.parity import inputs, parity, recorded_inputs
+from qwenimg.common.parity import inputs, recorded_inputs, writing
 from qwenimg.common.parity.blocks import ComponentPolicy, parts, shapes_sum
-from qwenimg.common.parity.judged import figures, returned
+from qwenimg.common.parity.judged import compared, figures, returned
 from qwenimg.common.parity.lookups import are_inside
 from qwenimg.common.parity.passport.passport import Figure, Passport, Recorded
 from qwenimg.common.parity.record import operations, side, values
@@ -148,7 +148,7 @@ def _judged(
     with operations(called.engine) as counts:
         results = _results(called.policy, recorded, block)
     judged = figures(part, recorded, results)
-    judged = tuple(_compared(now, then, dtype) for now, then in zip_longest(judged, before))
+    judged = tuple(compared(now, then, dtype) for now, then in zip_longest(judged, before))
     if recorded.operations and (why := _others(counts, recorded.operations)):
         judged = _failed(judged, [why])
     if called.wide is not None:
@@ -177,14 +177,6 @@ def _others(counts: Mapping[str, int], recorded: Mapping[str, int]) -> str:
     return f"operations: {'; '.join(texts)}" if names else ""
 
 
-def _compared(now: Figure, then: Figure | None, dtype: str) -> Figure:
-    """Add a failure if an error in 16 bit is far above the recorded one, as most faults are smaller than a rounding."""
-    if dtype == "float32" or then is None or now.error <= max(parity.LIMIT[dtype], parity.RATIO * then.error):
-        return now
-    text = f"error {now.error:.3g} u, where it was recorded {then.error:.3g} u"
-    return replace(now, failures=(*now.failures, text))
-
-
 def _results(component: BlockRunner, recorded: Recorded, block: Any) -> list[Values]:
     """Return the block's results for the recorded arguments. Raises _CannotRun."""
     try:
@@ -203,6 +195,25 @@ def stamped(passport: Passport, engine: Engine, tf32: bool, judged: Iterable[Jud
     mine = side(engine, tf32, [one.figures for one in judged])
     others = [one for one in passport.sides[1:] if (one.backend, one.device) != (mine.backend, mine.device)]
     return replace(passport, sides=(*passport.sides[:1], *others, mine))
+
+
+def written(
+    passport: Passport,
+    pipe: Pipeline,
+    loras: tuple[Lora, ...] = (),
+    networks: Sequence[str] = (),
+    embeddings: tuple[Embedding, ...] = (),
+) -> list[Judged]:
+    """Return the verdict on the recorded text, by the whole text encoder of `pipe`; [] if none was recorded."""
+    recorded = passport.writing
+    if recorded is None:
+        return []
+    part = writing.part(inputs.weights(pipe, _asked(passport, loras, networks, embeddings)), pipe.precision)
+    if part is None or part[0].name != recorded.component:
+        raise ModelError("the passport's text is not one that this model's text encoder writes: record it again")
+    figure = writing.judged(recorded, pipe.model.residents, *part)
+    name, dtype = f"{recorded.component}.{writing.NAME}", writing.dtype_of(part[0])
+    return [Judged(name=name, dtype=dtype, figures=(figure,), recorded=(recorded.figure,))]
 
 
 # The whole image

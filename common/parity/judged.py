@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,14 @@ def figures(
 def returned(recorded: Recorded) -> list[str]:
     """Return the dtypes of a block's results."""
     return [result.dtype for result in recorded.results]
+
+
+def compared(now: Figure, then: Figure | None, dtype: str) -> Figure:
+    """Add a failure if an error in 16 bit is far above the recorded one, as most faults are smaller than a rounding."""
+    if dtype == "float32" or then is None or now.error <= max(parity.LIMIT[dtype], parity.RATIO * then.error):
+        return now
+    text = f"error {now.error:.3g} u, where it was recorded {then.error:.3g} u"
+    return replace(now, failures=(*now.failures, text))
 
 
 def _output(recorded: RecordedResult, result: Values | None) -> parity.Output:

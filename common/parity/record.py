@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.version import __version__
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.parity import inputs
+from qwenimg.common.parity import inputs, writing
 from qwenimg.common.parity.blocks import ComponentPolicy, modules, name_of, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
@@ -159,6 +159,9 @@ def record(
     run = with_own(pipe, called(asked), tape.stations, notify)
     recorder = Recorder(policies, whole, pipe.engine, exact, notify)
     blocks = recorder.blocks(trace.found())
+    speaking = None if exact is None else writing.part(checkpoint, pipe.precision)
+    if speaking is not None and exact is not None:
+        notify("a text in float64")
     return Passport(
         version=__version__,
         created=datetime.now(UTC).replace(microsecond=0).isoformat(),
@@ -169,6 +172,7 @@ def record(
         blocks=tuple(blocks),
         sides=(side(pipe.engine, pipe.tf32, [figures(policies[block.component], block) for block in blocks]),),
         run=run,
+        writing=None if speaking is None or exact is None else writing.record(pipe.model.residents, *speaking, exact),
     )
 
 

@@ -14,6 +14,7 @@ from qwenimg.common.precision.precision import short
 
 SHORT = 12  # the most failures that are listed
 PICTURE = "the picture: token ids, text states, noise, noise levels, steps with guidance, what enters the VAE, pixels"
+TEXT = "the text: scores of each next token, and the tokens that are written in float32"
 
 
 def headline(passport: Passport) -> str:
@@ -66,7 +67,7 @@ def not_looked_at(passport: Passport, drawn: RedrawnImage | None) -> list[str]:
     untraced = sorted(passport.model.shapes.keys() - traced)
     parts = [f"the blocks of {clean(name, 40)}, of which none is traced" for name in untraced]
     if drawn is None:
-        return [*parts, PICTURE]
+        return [*parts, PICTURE, *([TEXT] if passport.writing else [])]
     if not passport.run:
         only = "" if passport.precision.startswith("fp32") else "; latents and pixels are told only"
         return [

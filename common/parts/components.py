@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def component(network: Network, config: Any, plan: LoadPlan, *, for_rewrite: boo
 
 def on_paper(network: Network, config: Any, dtype: str) -> Component:
     """Return `network` with a plan of weights that are in no file here; the published ones are in `dtype`."""
-    return component(network, config, papers.plan(network.role, network.uses(config), dtype))
+    made = component(network, config, papers.plan(network.role, network.uses(config), dtype))
+    return replace(made, reopen=lambda other, config: on_paper(other or network, config, dtype))
 
 
 def is_absent(part: Component) -> bool:
@@ -162,6 +164,12 @@ def open_component(
         optional=network.optional | frozenset(manifest.keys() - used.keys()),
         copies=network.copies,
         joins=network.joins(manifest),
+        splits=network.splits(config),
         beside=beside,
     )
-    return component(network, config, plan, for_rewrite=for_rewrite)
+    made = component(network, config, plan, for_rewrite=for_rewrite)
+
+    def reopen(other: Network | None, config: Any) -> Component:
+        return open_component(other or network, path, config, title, beside=beside)
+
+    return replace(made, reopen=reopen)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import open_header
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import open_component, read_config
@@ -19,6 +20,8 @@ from qwenimg.common.parts.control_net import Encoders, PictureAdapter
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +67,16 @@ def open_encoder(network: Network, path: Path, config_of: Callable[[dict[str, Sh
     else:
         header = open_header(path)
         header.file.close()
-        try:
-            config = config_of({key: tensor.shape for key, tensor in header.tensors.items()})
-        except ModelError as error:
-            raise bad(path, str(error)) from None
+        config = config_shown(header, path, config_of)
     return open_component(network, path, config, "image encoder")
+
+
+def config_shown(header: Header, path: Path, config_of: Callable[[dict[str, Shape]], C]) -> C:
+    """Return the configuration that the shapes of the tensors in the file `path` show. Raises ModelError."""
+    try:
+        return config_of({key: tensor.shape for key, tensor in header.tensors.items()})
+    except ModelError as error:
+        raise bad(path, str(error)) from None
 
 
 def encoding(runtime: Runtime, net: PictureAdapter, count: int, tokens: int, *, keeps: bool) -> Stage:

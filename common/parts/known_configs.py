@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import data_folder, read_json
+from qwenimg.common.base.config import data_folder, model_index, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import on_paper, read_config
@@ -19,7 +19,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, TokenizerFiles
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.sampling.discrete import parse_diffusion
 
-_INDEX, _SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
+_SCHEDULER = "scheduler/scheduler_config.json"
 
 
 def read(model: str, part: str, network: Network) -> Any:
@@ -36,10 +36,10 @@ def scheduler(model: str) -> Any:
 
 
 def small_files(model: str, **levels: object) -> dict[str, dict[str, object]]:
-    """Return model_index.json and the scheduler's configuration, this with other `levels`, by path: the files that a
+    """Return the model's index and the scheduler's configuration, this with other `levels`, by path: the files that a
     folder of such a model lacks."""
-    index, config = (read_json(data_folder(model) / path) for path in (_INDEX, _SCHEDULER))
-    return {_INDEX: index, _SCHEDULER: config | levels}
+    index, scheduler = model_index(data_folder(model)), data_folder(model) / _SCHEDULER
+    return {index.name: read_json(index), _SCHEDULER: read_json(scheduler) | levels}
 
 
 def checkpoint(

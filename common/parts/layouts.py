@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from qwenimg.common.networks.denoisers import (
+    chroma_names,
+    ernie_names,
     flux2_names,
+    flux3_names,
     flux_names,
+    longcat_names,
     qwen21_names,
     qwen_names,
     sd3_names,
@@ -17,6 +21,10 @@ LAYOUTS: tuple[Layouts, ...] = (
     zimage_names.LAYOUTS,
     flux_names.LAYOUTS,
     flux2_names.LAYOUTS,
+    flux3_names.LAYOUTS,
+    longcat_names.LAYOUTS,
+    chroma_names.LAYOUTS,
+    ernie_names.LAYOUTS,
     qwen_names.LAYOUTS,
     qwen21_names.LAYOUTS,
     sd3_names.LAYOUTS,

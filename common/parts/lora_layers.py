@@ -1,8 +1,9 @@
-"""The names that LoRA files give the layers of a model, by its networks: the checkpoint's, and those of each layout."""
+"""The names that LoRA files give the layers of a model, by its networks: the checkpoint's, and those of each layout.
+And the names that a LoRA is written with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.layout import Layouts
@@ -12,6 +13,7 @@ from qwenimg.common.parts.texts.text_lora_names import clip_names, language_mode
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.weights.keys import Place
 from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
+from qwenimg.common.weights.loras.lora_writing import LayerName
 
 
 def names(checkpoint: Checkpoint, networks: Mapping[str, Network] | None = None) -> Names:
@@ -58,3 +60,35 @@ def _texts(checkpoint: Checkpoint) -> Iterator[ComponentNames]:
         else:
             network = import_network(NETWORKS, part.network).NETWORK
             yield language_model_names(weights, network.manifest(part.config))
+
+
+# Writing
+
+
+def layer_names(
+    checkpoint: Checkpoint, networks: Mapping[str, Network] | None = None
+) -> Callable[[str, str], LayerName]:
+    """Return the function from a component and its parameter to the name of that layer in a LoRA that is written."""
+    parts, networks = checkpoint.components, networks or {}
+    denoisers = {name: part for name, part in parts.items() if part.role == "transformer"}
+    rows = {
+        name: networks.get(name) or import_network(NETWORKS, part.network).NETWORK for name, part in denoisers.items()
+    }
+    stored = {name: network.manifest(denoisers[name].config) for name, network in rows.items()}
+    kohya = any(network.lora_prefix.endswith("_") for network in rows.values())
+
+    def named(component: str, parameter: str) -> LayerName:
+        path = parameter.rpartition(".")[0]
+        if component in rows:
+            published = rows[component].published(f"{path}.weight").removesuffix(".weight")
+            shape = denoisers[component].plan.shapes.get(parameter, ())
+            is_kernel = len(stored[component].get(parameter, shape)) > len(shape)
+            return LayerName(prefix=rows[component].lora_prefix, path=published, is_kernel=is_kernel)
+        is_clip = parts[component].network == clip.NETWORK.name and not path.startswith("text_projection")
+        path = f"text_model.{path}" if is_clip else path
+        if not kohya:
+            return LayerName(prefix=f"{component}.", path=path)
+        number = "" if len(checkpoint.texts) == 1 else component.removeprefix("text_encoder").removeprefix("_") or "1"
+        return LayerName(prefix=f"lora_te{number}_", path=path)
+
+    return named

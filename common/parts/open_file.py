@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from qwenimg.common.formats import pth_file
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.layout import Layouts, Naming, stored_manifest
+from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import component, open_component
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights import left_out
@@ -39,6 +41,18 @@ def open_part(
     that its `rename` maps. `like`: the configuration of a folder, and for what no tensor of a file shows; part: its
     name in messages; inside: the start of its names in the file of a model with several such networks; beside: the file
     of its vision tower. Raises ModelError."""
+
+    def reopen(network: Network | None, config: Any) -> Component:
+        rows = layouts if network is None else replace(layouts, network=network)
+        return open_part(rows, path, config, part, inside=inside, beside=beside)
+
+    opened = _opened(layouts, path, like, part, inside, for_rewrite, beside)
+    return replace(opened, reopen=reopen)
+
+
+def _opened(
+    layouts: Layouts, path: Path, like: Any, part: str, inside: str, for_rewrite: bool, beside: Path | None
+) -> Component:
     network, (only, *others) = layouts.network, find_files(path).files
     if is_folder(path):
         if others or layouts.find_placed(layouts.peek(only).tensors) is None:

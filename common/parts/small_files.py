@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import has_index, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import is_file, is_folder
@@ -23,7 +23,7 @@ def find_tokenizer(folder: Path, given: Path | None, download: Download) -> Path
     cache. Raises ModelError, and UsageError if one is `given` for a model in diffusers layout that has its own."""
     inside = _inside(folder, download)
     if given is not None:
-        if inside is not None and is_file(folder / "model_index.json"):
+        if inside is not None and has_index(folder):
             raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
         return _inside(given, download) or given
     path = inside or find_cached(f"{download.repo}/{download.tokenizer}")

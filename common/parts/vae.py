@@ -16,7 +16,7 @@ from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.text import clean
 from qwenimg.common.memory import bands, operations
 from qwenimg.common.memory.memory import decode_peak
-from qwenimg.common.networks.vaes.flux2_vae import STATISTICS
+from qwenimg.common.networks.vaes.flux2_vae import PATCH, STATISTICS
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import tiny_memory as tiny
 from qwenimg.common.parts import tiny_vae
@@ -261,6 +261,14 @@ def scaled_halves(residents: Residents, component: Component, *, samples: bool =
         return TinyHalves(residents, component)
     statistics = scaled(config.scaling_factor, config.shift_factor or 0.0)
     return VAEHalves(residents, component, config.block_out_channels[0], statistics, samples=samples)
+
+
+def patched_halves(residents: Residents, component: Component) -> VAEHalves:
+    """Return the halves of FLUX.2's VAE, whose network has the statistics of its latents, which are patches."""
+    if tiny_vae.is_tiny(component):
+        return TinyHalves(residents, component)
+    width, statistics = component.config.block_out_channels[0], scaled(1.0, 0.0)
+    return VAEHalves(residents, component, width, statistics, patch=PATCH, samples=False)
 
 
 def _in_bands(activations: Iterable[int]) -> Iterator[Split]:

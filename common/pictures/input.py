@@ -51,6 +51,13 @@ def read_size(source: Path | OpenFile) -> tuple[int, int]:
     return size
 
 
+def read_upright_size(source: Path | OpenFile) -> tuple[int, int]:
+    """Return the width and height of an image as `read_image` gives it: turned as its EXIF says. No pixel is decoded.
+    Closes the file. Raises ModelError."""
+    size, _ = _read(source, lambda picture: (input_pixels.upright_size(picture), []))
+    return size
+
+
 def read_mask(source: Path | OpenFile, like: Uint8, *, transparent: bool = False) -> tuple[Uint8, list[str]]:
     """Read the mask at a path, or in an open file, as uint8 [H, W], at the size of the image `like`, with lines as from
     `read_image`. White is regenerated, black is kept, and transparency is read as `input_pixels.mask` says; with

@@ -166,6 +166,12 @@ def _orientation(picture: Image) -> int:
     return value if isinstance(value, int) else 1
 
 
+def upright_size(picture: Image) -> tuple[int, int]:
+    """Return the width and height of an image that is turned as its EXIF says."""
+    width, height = picture.size
+    return (height, width) if _orientation(picture) in (5, 6, 7, 8) else (width, height)
+
+
 def _upright(picture: Image, pixels: Uint8) -> Uint8:
     turn = _TURNED.get(_orientation(picture))
     return pixels if turn is None else turn(pixels)

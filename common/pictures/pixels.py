@@ -104,10 +104,10 @@ def extend(pixels: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[Any
     return np.pad(pixels, ((0, down), (0, right), *[(0, 0)] * (pixels.ndim - 2)), mode="edge")
 
 
-def crop(pixels: Uint8, width: int, height: int) -> Uint8:
-    """Return the top left `width` x `height` of [H, W, C]."""
-    assert 0 < height <= pixels.shape[0] and 0 < width <= pixels.shape[1], (pixels.shape, width, height)
-    return np.ascontiguousarray(pixels[:height, :width])
+def crop(pixels: Uint8, width: int, height: int, left: int = 0, top: int = 0) -> Uint8:
+    """Return `width` x `height` of [H, W, C] from `left` and `top` on."""
+    assert 0 < height <= pixels.shape[0] - top and 0 < width <= pixels.shape[1] - left, (pixels.shape, width, height)
+    return np.ascontiguousarray(pixels[top : top + height, left : left + width])
 
 
 def psnr(a: Uint8, b: Uint8) -> float:

@@ -13,12 +13,13 @@ import numpy as np
 
 from qwenimg.common.base.atomic_files import JPEG, PICTURES
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.pictures.pixels import Uint8, over_white
+from qwenimg.common.pictures.pixels import Uint8, fit, over_white
 from qwenimg.common.pictures.png import encode_png, storable
 from qwenimg.common.pictures.texts import RECIPE_TAGS, UPSCALING, UPSCALING_TAGS
 from qwenimg.common.request.recipe import XMP, Recipe, png_text
 
 QUALITY = 95  # JPEG's
+THUMBNAIL = 320  # pixels
 EFFORT = 20  # WebP's, 0 to 100
 MAX_JPEG_TEXT = 65_000  # bytes: a segment of a JPEG holds 65,533 with its name
 _BESIDE = 10_000  # the most bytes of a recipe without its prompts; the longest of the tests has 2,500
@@ -101,3 +102,10 @@ def _xmp(mark: str, text: Mapping[str, str]) -> bytes:
 def _escaped(text: str) -> str:
     """Escape JSON so that it can stand in XML."""
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def thumbnail(pixels: Uint8) -> bytes:
+    """Return a picture of at most THUMBNAIL pixels a side as a JPEG."""
+    height, width = pixels.shape[:2]
+    share = min(1.0, THUMBNAIL / max(height, width))
+    return encode(fit(pixels, max(1, round(width * share)), max(1, round(height * share))), None, ".jpg")

@@ -26,8 +26,10 @@ def decoded(vae: VAEHalves, latents: Latents) -> Decoded:
     return [vae.decode(one) for one in frames(latents)]
 
 
-def images(request: Request, decoded: Decoded, *, layered: bool) -> tuple[Uint8, tuple[Uint8, ...]]:
+def images(
+    request: Request, decoded: Decoded, *, layered: bool, origin: tuple[int, int] = (0, 0)
+) -> tuple[Uint8, tuple[Uint8, ...]]:
     """Return the pixels [H, W, C] of the image in the size of the request, and its layers, () without. An image of
-    layers has them one over the other. Raises NumericsError."""
-    every = tuple(pixels.crop(pixels.to_uint8(one[0]), request.width, request.height) for one in decoded)
+    layers has them one over the other. origin: its left and top in what is decoded. Raises NumericsError."""
+    every = tuple(pixels.crop(pixels.to_uint8(one[0]), request.width, request.height, *origin) for one in decoded)
     return (pixels.composed(every), every) if layered else (every[0], ())

@@ -13,7 +13,7 @@ from math import floor, log10
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.memory.memory_plan import MemoryPlan
-from qwenimg.common.pipeline import preview, second_pass, start
+from qwenimg.common.pipeline import preview, rewriting, second_pass, start
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.request.request import MULTIPLE, Request
@@ -191,8 +191,10 @@ class FitOptions:
 
 def plan_memory(model: DiffusionModel, request: Request, counted: bool = True) -> MemoryPlan:
     """Return the memory plan of the image; counted: as in `DiffusionModel.stages`."""
+    request, writing = rewriting.planned(model, request)
     shape = start.latent_shape(model, second_pass.passes(request)[-1])
-    return model.residents.plan(preview.with_preview(model, second_pass.stages(model, request, counted), shape))
+    stages = [*writing, *second_pass.stages(model, request, counted and not writing)]
+    return model.residents.plan(preview.with_preview(model, stages, shape))
 
 
 def amount_text(amount: int) -> str:

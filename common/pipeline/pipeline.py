@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, Self, Unpack, cast, overload
 
 import numpy as np
@@ -21,7 +22,7 @@ from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.parts import tiny_vae
 from qwenimg.common.pictures.pixels import blank_warning
-from qwenimg.common.pipeline import finish, masked_area, outpainting, preview, second_pass, start
+from qwenimg.common.pipeline import finish, masked_area, outpainting, preview, rewriting, second_pass, start
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.fair_lock import FairLock
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
@@ -88,6 +89,7 @@ class Pipeline:
         wildcards: Wildcards | None = None,
         upscalers: second_pass.Upscalers | None = None,
         embeddings: Embeddings | None = None,
+        rewriters: rewriting.Rewriters | None = None,
         preview_vae: Component | None = None,
         advise: Callable[[Request], list[str]] = lambda request: [],
     ):
@@ -95,8 +97,8 @@ class Pipeline:
         that messages name. fallback: continue under the next wider policy if a value overflows. options: entries of
         recipes; `hashes` returns the entries that need the files' contents. checkpoint: the weights, without LoRAs.
         find_loras: replaces names of LoRAs by paths. controls: the control networks. wildcards: the choices in prompts.
-        upscalers: for second passes. embeddings: of its prompts. preview_vae: makes previews. advise: returns more
-        warnings about a request."""
+        upscalers: for second passes. embeddings: of its prompts. rewriters: of its prompts, too. preview_vae: makes
+        previews. advise: returns more warnings about a request."""
         self.options, self.checkpoint = dict(options or {}), checkpoint
         self._find_loras, self._hashes = find_loras, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
@@ -107,6 +109,7 @@ class Pipeline:
         self.loras, self.controls, self.others = loras or Loras(tuple), controls or Controls(), others
         self.upscalers, self.embeddings = upscalers or second_pass.Upscalers(), embeddings or Embeddings()
         self.wildcards, self._advise = wildcards or Wildcards(), advise
+        self.rewriters = rewriters or rewriting.Rewriters()
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._lock: FairLock[Step | Result] = FairLock()
         self._fit = FitCheck(model)
@@ -174,7 +177,7 @@ class Pipeline:
         whole = self.controls.placed(self.controls.prompted(request_of(usual | chosen)))
         has_text = self.controls.has_text(whole)
         whole = self.upscalers.given(self.model.inputs.checked(whole, self.model_name, self.others, has_text))
-        whole = self.embeddings.given(whole)
+        whole = self.rewriters.given(self.model, self.embeddings.given(whole))
         self.controls.check(whole)
         if self.model.inputs.encodes(whole):
             self.model.vae.check_encodes()
@@ -212,20 +215,25 @@ class Pipeline:
         lora_mode: str = "auto",
         image: coerce.Pictures | None = None,
         embedding: coerce.Embeddings = (),
+        rewrite: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Announce `prompts`, so that the text encoder is loaded once, before the transformer, for as many as fit into
         memory. The rest is encoded when needed, again as many as fit. `lora`, `lora_mode`: of the first image. `image`:
-        the picture of all prompts, for a model whose texts depend on it. `embedding`: files that the prompts name."""
+        the picture of all prompts, for a model whose texts depend on it. `embedding`: files that the prompts name.
+        `rewrite`: further prompts, each with the value of that option, which are rewritten together first."""
         texts = call_options.checked_prompts(prompts)
         request = call_options.checked_request(image, clip_skip, self.model.inputs.alpha)
         added, mode, files = call_options.checked(lora=lora, lora_mode=lora_mode, embedding=embedding)
-        added = self._find_loras(added)
+        added, seeds = self._find_loras(added), call_options.checked_rewrites(rewrite)
 
         def announced() -> None:
-            self._adapt(added, mode)
+            self.adapt(added, mode)
             self.model.check_weights()
             inversions = self.embeddings.of_prompts(texts, files)
-            self.model.announce([replace(request, prompt=text, inversions=inversions) for text in texts])
+            asked = [replace(request, prompt=text, rewrite=seed, loras=added) for text, seed in seeds.items()]
+            made = rewriting.rewritten(self.model, [self.rewriters.given(self.model, one) for one in asked])
+            plain = [replace(request, prompt=text, inversions=inversions) for text in texts]
+            self.model.announce([*made, *plain])
 
         with self._lock.acquired(), self._in_memory():
             self.fallback.retried(announced)
@@ -282,6 +290,7 @@ class Pipeline:
                 self.loras.close()
                 self.controls.close()
                 self.upscalers.close()
+                self.rewriters.close()
                 if self._preview_vae is not None:
                     self._preview_vae.plan.close()
 
@@ -355,9 +364,10 @@ class Pipeline:
         model, request = self.model, area.drawn
         self.controls.give(model, request)
         self._fit.check(request, self._with_inputs(request))
-        self._adapt(*self.controls.loras(request))
+        self.adapt(*self.controls.loras(request))
         model.residents.begin()
         model.check_weights()
+        request = rewriting.announced(model, request)
         generator = TorchCPUGenerator(request.seed)
         initial = start.initial_state(model, request, generator)
         first, *more = second_pass.passes(model.inputs.described(request))
@@ -374,7 +384,9 @@ class Pipeline:
         decoded = self._decoded(request, latents)
         if self._preview is not None and drawn.steps > 1:  # one step leaves latents that are no picture
             self._preview.learn(finish.frames(latents), decoded)
-        pixels, layers = finish.images(request, decoded, layered=len(latents) > 1)
+        pixels, layers = finish.images(
+            request, decoded, layered=len(latents) > 1, origin=self.model.inputs.origin(request)
+        )
         if blank := blank_warning(pixels):
             self.notify("warning", blank)
         warnings = self.notify.warnings
@@ -382,7 +394,13 @@ class Pipeline:
             pixels=area.completed(pixels),
             layers=layers,
             latents=latents,
-            recipe=self._recipe(replace(area.whole, prompt=request.prompt), plan, initial.noise, warnings, drawn.cache),
+            recipe=self._recipe(
+                replace(area.whole, prompt=request.prompt, rewritten=request.rewritten),
+                plan,
+                initial.noise,
+                warnings,
+                drawn.cache,
+            ),
             timing=dict(self.runtime.clock.seconds),
             shapes=drawn.shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
@@ -427,8 +445,11 @@ class Pipeline:
     def _with_inputs(self, request: Request) -> DiffusionModel:
         return with_inputs(self.model, self.loras, self.controls, request, self._adapted)
 
-    def _adapt(self, loras: Sequence[Lora], mode: str) -> None:
-        """Replace the model's LoRAs by `loras`, if they differ."""
+    def adapt(self, lora: coerce.Loras = (), lora_mode: str = "auto") -> None:
+        """Replace the model's LoRAs, if they differ, as each picture does by its own. Raises ModelError and
+        UsageError."""
+        self._lock.check_open()
+        loras, mode = call_options.checked(lora=lora, lora_mode=lora_mode)
         key = self.loras.key(loras, mode)
         if key == self._adapted:
             return
@@ -482,6 +503,7 @@ class Pipeline:
         asked |= self.loras.recorded(request.loras) | second_pass.recorded(request)
         asked |= self.embeddings.recorded(request, guided=self.model.guidance.is_on(request))
         asked |= {"outpaint": OPTIONS["outpaint"].plain(request.outpaint)} if request.outpaint else {}
+        asked |= rewriting.recorded(request)
         asked |= {name: text for name in TEMPLATES.values() if (text := getattr(request, name))}
         if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Protocol, Unpack
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.pipeline import finish
+from qwenimg.common.pipeline import finish, rewriting
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.pipeline.steps.inpaint import Latents
@@ -72,6 +73,7 @@ class RankPipeline(Pipeline):
         lora_mode: str = "auto",
         image: Pictures | None = None,
         embedding: Embeddings = (),
+        rewrite: Mapping[str, int] = MappingProxyType({}),  # unused: rank 0 rewrites each before it is drawn
     ) -> None:
         call_options.checked_prompts(prompts)
         if self.followers is not None:
@@ -96,15 +98,15 @@ class RankPipeline(Pipeline):
         yield from super()._generate(request, notes)
 
     def _described(self, request: Request) -> Request:
-        """Return the request with its prompt, which rank 0 writes alone where there is none: between two words the last
+        """Return the request with its prompt, which rank 0 alone writes or rewrites: between two words the last
         bits decide, which no other rank needs to have."""
-        if request.prompt.strip() or self.model.inputs.describe is None:
+        if request.writer is None and (request.prompt.strip() or self.model.inputs.describe is None):
             return request
         with self._in_memory():
             self._fit.check(request, self._with_inputs(request))
-            self._adapt(*self.controls.loras(request))
+            self.adapt(*self.controls.loras(request))
             self.model.residents.begin()
-            return self.model.inputs.described(request)
+            return self.model.inputs.described(rewriting.announced(self.model, request))
 
     def _decoded(self, request: Request, latents: Latents) -> finish.Decoded:
         if self.engine.group is not None and self.engine.group.rank:

@@ -67,6 +67,7 @@ class DenoiserKind:
     scales: Mapping[re.Pattern[str], float] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)  # the text encoder's dtype, by base, where it differs
     refused: Mapping[str, str] = field(default_factory=dict)  # dtypes that it does not compute in, each with the reason
+    in_4_bits: str = ""  # what 4 bits cost its pictures, where they are advised against
     rounds_time: bool = False  # whether timesteps can be rounded as in diffusers' half precision
 
     @property

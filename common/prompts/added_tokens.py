@@ -7,6 +7,7 @@ added_tokens.json.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,16 @@ def _json_if_there(file: Path) -> dict[str, Any]:
 
 
 def _tokenizer_json(vocabulary: Vocabulary) -> dict[str, Added]:
-    ids = [entry.get("id") if isinstance(entry, dict) else None for entry in vocabulary.added_entries]
-    return _added(vocabulary.file, list(zip(vocabulary.added_entries, ids, strict=True)))
+    return checked_entries(vocabulary.file, vocabulary.added_entries)
+
+
+def checked_entries(
+    file: Path, entries: Sequence[Any], most: int = MAX_ADDED, *, in_texts: bool = True
+) -> dict[str, Added]:
+    """Return the added tokens of a tokenizer.json, at most `most`. in_texts: they are found in texts, so that none may
+    remove text around it. Raises ModelError."""
+    ids = [entry.get("id") if isinstance(entry, dict) else None for entry in entries]
+    return _added(file, list(zip(entries, ids, strict=True)), most, in_texts)
 
 
 def _added_tokens_json(file: Path) -> dict[str, Added]:
@@ -85,16 +94,19 @@ def _decoder(file: Path, decoder: Any) -> dict[str, Added]:
     return _added(file, [(entry, int(i)) for i, entry in decoder.items()])
 
 
-def _added(file: Path, entries: list[tuple[Any, Any]]) -> dict[str, Added]:
-    """Return the added tokens of (entry, id) pairs. Raise ModelError for options that remove text around a token."""
-    if len(entries) > MAX_ADDED:
-        refuse(file, f"has {len(entries)} added tokens, at most {MAX_ADDED} are read")
+def _added(
+    file: Path, entries: list[tuple[Any, Any]], most: int = MAX_ADDED, in_texts: bool = True
+) -> dict[str, Added]:
+    """Return the added tokens of (entry, id) pairs. Raise ModelError for options that remove text around a token that
+    is found in texts."""
+    if len(entries) > most:
+        refuse(file, f"has {len(entries)} added tokens, at most {most} are read")
     added: dict[str, Added] = {}
     for entry, i in entries:
         content = entry.get("content") if isinstance(entry, dict) else None
         if not isinstance(content, str) or not 0 < len(content) <= MAX_LENGTH or content in added:
             refuse(file, f"has an added token that is twice there, empty or too long ({shown(content)})")
-        if any(entry.get(option, False) is not False for option in ("lstrip", "rstrip", "single_word")):
+        if in_texts and any(entry.get(option, False) is not False for option in ("lstrip", "rstrip", "single_word")):
             refuse(file, f"has lstrip, rstrip or single_word at the added token '{clean(content, 40)}'")
         added[content] = Added(i, entry.get("normalized") is True, entry.get("special") is not False)
     check_ids(file, {content: token.id for content, token in added.items()})

@@ -24,8 +24,8 @@ def check_not_blank(prompt: str) -> None:
         raise UsageError("the prompt is empty; say what to draw")
 
 
-def check_prompt(prompt: str) -> None:
-    """Check that `prompt` is Unicode text of at most MAX_CHARACTERS characters without such tags. Raises UsageError."""
+def check_text(prompt: str) -> None:
+    """Check that `prompt` is Unicode text of at most MAX_CHARACTERS characters. Raises UsageError."""
     if len(prompt) > MAX_CHARACTERS:
         raise UsageError(
             f"the prompt has {len(prompt)} characters, the limit is {MAX_CHARACTERS}. Shorten it: far fewer are read."
@@ -35,6 +35,11 @@ def check_prompt(prompt: str) -> None:
     except UnicodeEncodeError as error:
         fault = f"the prompt has a byte that is not text ({clean(prompt[error.start])})"
         raise UsageError(f"{fault} at character {error.start + 1}. Give the prompt in UTF-8.") from None
+
+
+def check_prompt(prompt: str) -> None:
+    """Check a text as `check_text` does, and that it is without such tags. Raises UsageError."""
+    check_text(prompt)
     if tag := _TAG.search(prompt):  # a text encoder would take it for words
         kind = tag[1].lower()
         if kind in _LORAS:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
+from qwenimg.common.numbers.sizes import ceil_to
 from qwenimg.common.prompts.added_tokens import Added, read_added
 from qwenimg.common.prompts.check import check_prompt
 from qwenimg.common.prompts.prompt_tokens import PromptTokens
@@ -35,7 +36,8 @@ class Template:
     dropped: int  # tokens of `text` before the prompt, whose states are dropped
     limit: int  # tokens behind those that are encoded: all others are cut off
     seen: int  # tokens behind those whose states condition an image
-    pad: str = ""  # the token with which ids are filled up to `limit`; "": they are not
+    pad: str = ""  # the token with which ids are filled up; "": they are not
+    multiple: int = 0  # ids are filled up to a multiple of so many, `limit` at most; 0: to `limit`
 
     def fill(self, tokenizer: QwenTokenizer, prompt: str) -> PromptTokens:
         """Return the ids of the template filled with `prompt`, cut on the right as diffusers does. Raises UsageError as
@@ -49,8 +51,18 @@ class Template:
             )
         lost = len(ids) - self.dropped - self.used(len(ids))
         kept = ids[: self.dropped + self.limit]
-        pads = self.dropped + self.limit - len(kept) if self.pad else 0
+        pads = self.dropped + self.filled(len(kept) - self.dropped) - len(kept)
         return PromptTokens((*kept, *(pads * [tokenizer.special(self.pad)] if pads else [])), lost, pads)
+
+    def start(self, length: int) -> int:
+        """Return how many of the first states of `length` tokens are dropped."""
+        return self.dropped
+
+    def filled(self, length: int) -> int:
+        """Return how many ids `length` of them, behind those that are dropped, are filled up to."""
+        if not self.pad:
+            return length
+        return min(self.limit, ceil_to(length, self.multiple)) if self.multiple else self.limit
 
     def used(self, length: int) -> int:
         """Return how many states of `length` tokens condition an image."""
@@ -64,6 +76,7 @@ class QwenTokenizer:
         self.file = vocabulary.file
         self.largest_id = max([*vocabulary.ids.values(), *(token.id for token in added.values())])
         self._special = frozenset(token.id for token in added.values() if token.special)
+        self.word_ids = frozenset({*vocabulary.ids.values(), *(token.id for token in added.values())}) - self._special
         self._tokenizer = guarded(self.file, lambda: _build(vocabulary, added))
 
     def encode(self, prompt: str) -> list[int]:
@@ -84,9 +97,17 @@ class QwenTokenizer:
             refuse(self.file, f"has no token {token}")
         return ids[0]
 
+    def has(self, *tokens: str) -> bool:
+        """Return whether all of these special tokens are there."""
+        return all(len(self.ids(token)) == 1 for token in tokens)
+
     def ids(self, text: str) -> list[int]:
         """Return the ids of `text`, which is not checked."""
         return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def plain(self, text: str) -> list[int]:
+        """Return the ids of `text`, which is not checked, without added tokens: those that it spells stay text."""
+        return guarded(self.file, lambda: plain_ids(self._tokenizer, text))
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens, and with U+FFFD for bytes that are not UTF-8."""
@@ -98,6 +119,13 @@ def load(folder: Path) -> QwenTokenizer:
     """Load the tokenizer in `folder`. Raises ModelError if it is missing, broken, or not of the published form."""
     vocabulary = read_vocabulary(folder)
     return QwenTokenizer(vocabulary, read_added(folder, vocabulary))
+
+
+def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of `text` by the steps of `tokenizer` other than the search for added tokens."""
+    normal = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+    pieces = [(normal, (0, 0))] if tokenizer.pre_tokenizer is None else tokenizer.pre_tokenizer.pre_tokenize_str(normal)
+    return [token.id for piece, _ in pieces for token in tokenizer.model.tokenize(piece)]
 
 
 def _build(vocabulary: Vocabulary, added: dict[str, Added]) -> Tokenizer:

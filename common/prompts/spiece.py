@@ -9,31 +9,44 @@ Source: `sentencepiece_model.proto` of SentencePiece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from struct import unpack
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.unigram import MAX_PIECES, Pieces, checked, checked_table
 from qwenimg.common.prompts.vocabulary import read_file, refuse
 
 Value: TypeAlias = int | bytes
+_Options: TypeAlias = Mapping[int, tuple[str, Value, Value]]
 
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
-_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Types of pieces, of GGUF files too. USER: matched before a text is split."""
 _CHARSMAP = 2
-_UNIGRAM = 1
+_UNIGRAM, _BPE = 1, 2
 # Options that would change ids: their numbers, names, defaults, and the only values that are read.
-_TRAINER_OPTIONS = {
+_TRAINER_OPTIONS: _Options = {
     3: ("model_type", 1, _UNIGRAM),
     24: ("treat_whitespace_as_suffix", 0, 0),
     35: ("byte_fallback", 0, 0),
 }
-_NORMALIZER_OPTIONS = {
+_NORMALIZER_OPTIONS: _Options = {
     3: ("add_dummy_prefix", 1, 1),
     4: ("remove_extra_whitespaces", 1, 1),
+    5: ("escape_whitespaces", 1, 1),
+}
+# The same of a language model. A space before a text is its chat template's.
+_LANGUAGE_TRAINER: _Options = {
+    3: ("model_type", _UNIGRAM, _BPE),
+    24: ("treat_whitespace_as_suffix", 0, 0),
+    35: ("byte_fallback", 0, 1),
+}
+_LANGUAGE_NORMALIZER: _Options = {
+    2: ("precompiled_charsmap", b"", b""),
+    4: ("remove_extra_whitespaces", 1, 0),
     5: ("escape_whitespaces", 1, 1),
 }
 _MAX_VARINT = 10  # bytes
@@ -51,39 +64,61 @@ def read_pieces(file: Path) -> Pieces:
         refuse(file, str(error))
 
 
-def _pieces(file: Path, raw: bytes) -> Pieces:
-    entries: list[tuple[object, object]] = []
-    types: list[Value] = []
-    charsmap = b""
+def read_typed_pieces(file: Path) -> tuple[list[str], list[float], list[int]]:
+    """Read the texts, scores and types of the pieces of a language model's `file`. Raises ModelError if it is damaged,
+    or no BPE with tokens for bytes."""
+    try:
+        message = _read(file, read_file(file), _LANGUAGE_TRAINER, _LANGUAGE_NORMALIZER)
+    except DamagedMessage as error:
+        refuse(file, str(error))
+    types = [type if isinstance(type, int) else 0 for type in message.types]
+    return [text for text, _ in message.pieces], [score for _, score in message.pieces], types
+
+
+class _Message(NamedTuple):
+    pieces: list[tuple[str, float]]
+    types: list[Value]
+    charsmap: bytes
+
+
+def _read(file: Path, raw: bytes, trainer: _Options, normalizer: _Options) -> _Message:
+    """Read the pieces of a file with these options."""
+    message = _Message([], [], b"")
     for number, value in _fields(raw):
         if number == _PIECE:
-            if len(entries) == MAX_PIECES:
+            if len(message.pieces) == MAX_PIECES:
                 refuse(file, f"has more than {MAX_PIECES} pieces")
             piece = dict(_fields(_message(value)))
-            entries.append((_text(piece.get(_TEXT, b"")), _float(piece.get(_SCORE, bytes(4)))))
-            types.append(piece.get(_TYPE, _NORMAL))
+            message.pieces.append((_text(piece.get(_TEXT, b"")), _float(piece.get(_SCORE, bytes(4)))))
+            message.types.append(piece.get(_TYPE, NORMAL))
         elif number == _TRAINER:
-            _check_options(file, _message(value), _TRAINER_OPTIONS)
+            _check_options(file, _message(value), trainer)
         elif number == _NORMALIZER:
-            charsmap = _message(_check_options(file, _message(value), _NORMALIZER_OPTIONS).get(_CHARSMAP, b""))
-    texts = checked(file, entries)
-    if types.count(_UNKNOWN) != 1 or _NORMAL not in types or not set(types) <= {_NORMAL, _UNKNOWN, _CONTROL}:
+            charsmap = _message(_check_options(file, _message(value), normalizer).get(_CHARSMAP, b""))
+            message = message._replace(charsmap=charsmap)
+    return message
+
+
+def _pieces(file: Path, raw: bytes) -> Pieces:
+    pieces, types, charsmap = _read(file, raw, _TRAINER_OPTIONS, _NORMALIZER_OPTIONS)
+    texts = checked(file, pieces)
+    if types.count(UNKNOWN) != 1 or NORMAL not in types or not set(types) <= {NORMAL, UNKNOWN, CONTROL}:
         refuse(file, "its pieces are not of types 1 and 3, and one of type 2, as those of T5")
     return Pieces(
         file=file,
         scores=texts,
-        unknown=types.index(_UNKNOWN),
-        special={text: id for id, (text, _) in enumerate(texts) if types[id] != _NORMAL},
+        unknown=types.index(UNKNOWN),
+        special={text: id for id, (text, _) in enumerate(texts) if types[id] != NORMAL},
         charsmap=checked_table(file, charsmap) if charsmap else b"",
     )
 
 
-def _check_options(file: Path, raw: bytes, options: dict[int, tuple[str, int, int]]) -> dict[int, Value]:
+def _check_options(file: Path, raw: bytes, options: _Options) -> dict[int, Value]:
     """Return the fields of `raw`. Raises ModelError if an option has a value that this reader does not support."""
     fields = dict(_fields(raw))
     for number, (name, default, expected) in options.items():
         if fields.get(number, default) != expected:
-            refuse(file, f"its option {name} is {clean(fields[number], 40)}, not {expected}")
+            refuse(file, f"its option {name} is {clean(fields[number], 40)}, not {clean(expected, 40)}")
     return fields
 
 

@@ -10,7 +10,7 @@ As in transformers, tokenizer.json is preferred to vocab.json with merges.txt.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
@@ -34,6 +34,7 @@ MAX_BYTES = {  # Qwen's largest: 11.4 MB, 2.8 MB, 1.7 MB, 1 kB, 10 kB
     "tokenizer_config.json": 4 << 20,
     "special_tokens_map.json": 1 << 20,
     "spiece.model": 8 << 20,  # T5's has 0.8 MB
+    "tokenizer.model": 8 << 20,  # Gemma's has 4.2 MB
 }
 MAX_ID = 2**20  # Qwen's largest is 151,664
 MAX_VALUES = 1_200_000  # Qwen's largest has 910,000 quotation marks: a name and a merge of two for each token
@@ -122,12 +123,16 @@ def read_vocabulary(folder: Path, form: Form = QWEN) -> Vocabulary:
     else:
         file = folder / "vocab.json"
         vocabulary = Vocabulary(file, json_object(file), _merges_txt(folder / "merges.txt"), [])
-    check_ids(file, vocabulary.ids)
-    absent = {symbol for byte in byte_symbols() for symbol in (byte, byte + form.suffix)} - vocabulary.ids.keys()
-    if absent:
-        refuse(file, f"has no token for {len(absent)} of the 256 bytes, so parts of a prompt would vanish")
-    _check_merges(vocabulary)
+    check_vocabulary(vocabulary, (symbol for byte in byte_symbols() for symbol in (byte, byte + form.suffix)))
     return vocabulary
+
+
+def check_vocabulary(vocabulary: Vocabulary, single_bytes: Iterable[str]) -> None:
+    """Check ids, merges, and that there are the tokens `single_bytes`, one or more for each byte. Raises ModelError."""
+    check_ids(vocabulary.file, vocabulary.ids)
+    if absent := set(single_bytes) - vocabulary.ids.keys():
+        refuse(vocabulary.file, f"has no token for {len(absent)} of the 256 bytes, so parts of a prompt would vanish")
+    _check_merges(vocabulary)
 
 
 def refuse(file: Path, reason: str) -> NoReturn:
@@ -150,12 +155,13 @@ def shown(value: Any) -> str:
 # Files
 
 
-def read_file(file: Path) -> bytes:
-    """Read all bytes of `file` within MAX_BYTES. Raises ModelError."""
+def read_file(file: Path, most: int | None = None) -> bytes:
+    """Read all bytes of `file`, at most `most` of them, by default those of MAX_BYTES. Raises ModelError."""
+    most = most or MAX_BYTES[file.name]
     opened = open_regular(file)
     try:
-        if opened.size > MAX_BYTES[file.name]:
-            refuse(file, f"has {opened.size} bytes, at most {MAX_BYTES[file.name]} are read")
+        if opened.size > most:
+            refuse(file, f"has {opened.size} bytes, at most {most} are read")
         data = opened.read(0, opened.size)
         opened.check_unchanged()
     finally:
@@ -163,10 +169,11 @@ def read_file(file: Path) -> bytes:
     return data
 
 
-def json_object(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file within MAX_BYTES. Raises ModelError."""
-    raw = read_file(file).replace(NO_LENGTH_LIMIT, b"null")
-    value = strict_json(raw, file, depth=MAX_DEPTH, values=MAX_VALUES)
+def json_object(file: Path, most: int | None = None, values: int = MAX_VALUES) -> dict[str, Any]:
+    """Read the object in a JSON file of at most `most` bytes, by default those of MAX_BYTES, and about so many
+    `values`. Raises ModelError."""
+    raw = read_file(file, most).replace(NO_LENGTH_LIMIT, b"null")
+    value = strict_json(raw, file, depth=MAX_DEPTH, values=values)
     if not isinstance(value, dict):
         refuse(file, f"must hold a JSON object, not {shown(value)}")
     return value
@@ -175,6 +182,12 @@ def json_object(file: Path) -> dict[str, Any]:
 def read_parts(file: Path, form: Form, data: frozenset[str]) -> dict[str, Any]:
     """Read the parts of a tokenizer.json. Raises ModelError if one is not of `form`; of the model, `data` has any."""
     parts = json_object(file)
+    check_parts(file, parts, form, data)
+    return parts
+
+
+def check_parts(file: Path, parts: Mapping[str, Any], form: Form, data: frozenset[str]) -> None:
+    """Raise ModelError if a part of a tokenizer.json is not of `form`; of the model, `data` has any."""
     for name, allowed in form.parts.items():
         if not allowed(parts.get(name)):
             refuse_value(file, name, parts.get(name))
@@ -185,15 +198,20 @@ def read_parts(file: Path, form: Form, data: frozenset[str]) -> dict[str, Any]:
     unknown = [*(parts.keys() - form.parts.keys()), *(model.keys() - form.model.keys() - data)]
     if unknown:
         refuse(file, f"has a part that is not known, '{clean(unknown[0], 40)}'")
-    return parts
 
 
 def _tokenizer_json(file: Path, form: Form) -> Vocabulary:
-    parts = read_parts(file, form, frozenset({"vocab", "merges"}))
+    return vocabulary_of(file, json_object(file), form)
+
+
+def vocabulary_of(file: Path, parts: Mapping[str, Any], form: Form) -> Vocabulary:
+    """Return the vocabulary, which is not checked, in the parts of a tokenizer.json. Raises ModelError if one is not of
+    `form`."""
+    check_parts(file, parts, form, frozenset({"vocab", "merges"}))
     model = parts["model"]
     if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
         refuse(file, "must have model.vocab, an object, and model.merges, a list")
-    merges = [_pair(file, merge) for merge in model["merges"]]
+    merges = [pair(file, merge) for merge in model["merges"]]
     return Vocabulary(file, model["vocab"], merges, parts["added_tokens"])
 
 
@@ -205,10 +223,11 @@ def _merges_txt(file: Path) -> list[tuple[str, str]]:
         lines = raw.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         refuse(file, f"is not UTF-8 at byte {error.start}")
-    return [_pair(file, line.removesuffix("\r")) for line in lines if not line.startswith("#version")]
+    return [pair(file, line.removesuffix("\r")) for line in lines if not line.startswith("#version")]
 
 
-def _pair(file: Path, merge: Any) -> tuple[str, str]:
+def pair(file: Path, merge: Any) -> tuple[str, str]:
+    """Return the two tokens of a merge. Raises ModelError."""
     parts = merge.split(" ", 2) if isinstance(merge, str) else merge
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
         refuse(file, f"has a merge that is not of two tokens ({shown(merge)})")

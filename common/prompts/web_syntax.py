@@ -10,8 +10,16 @@ from qwenimg.common.prompts import scheduled
 
 _WEIGHT = re.compile(r"\([^()\[\]:]{1,200}:\s?[+-]?(?:\d{1,3}(?:\.\d{0,6})?|\.\d{1,6})\s?\)")
 _WORDS = re.compile(r"(?:(?<=[\s,.])|^)(?:AND|BREAK)(?=[\s,.:]|$)")
+_SPLITS = re.compile(r"\b(?:AND|BREAK)\b")
+_SIGNS = re.compile(r"[\\()\[\]]")
 _NEAR = 40  # characters in which a word's neighbour is sought
 _CAPITALS = re.compile(r"[A-Z][A-Z'-]*")  # LOVE AND PEACE is a text to draw
+
+
+def as_text(prompt: str) -> str:
+    """Return the prompt that Stable Diffusion reads as the words of `prompt` alone, without weights, schedules and
+    parts."""
+    return _SIGNS.sub(r"\\\g<0>", _SPLITS.sub(lambda word: word[0].lower(), prompt))
 
 
 def warning(prompt: str) -> str | None:

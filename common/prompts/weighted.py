@@ -22,10 +22,10 @@ A prompt without brackets and backslashes, of at most 75 tokens, gives exactly t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,7 @@ class Vector(NamedTuple):
     row: int
 
 
+Array: TypeAlias = Any  # of a backend
 Token = tuple["int | Vector", float]  # an id or a vector, with its weight
 
 
@@ -123,6 +124,18 @@ def apply_weights(states: NDArray[np.float32], prompt: Sequence[Chunk]) -> NDArr
     change its sign."""
     parts = [_weighted(part, np.array(chunk.weights)) for part, chunk in zip(states, prompt, strict=True)]
     return np.concatenate(parts)[None]
+
+
+def weighted_array(states: Array, prompt: Sequence[Chunk], array: Callable[[NDArray[np.float32]], Array]) -> Array:
+    """Apply the weights as `apply_weights`, to an array of a backend, which `array` makes, so that gradients pass;
+    nothing is evaluated. Return the states [chunks S C]."""
+    weights = np.array([chunk.weights for chunk in prompt], np.float32)[..., None]
+    if (weights == 1).all():
+        return states
+    found = states * array(weights)
+    before, after = (one.reshape(len(weights), -1).mean(axis=1).reshape(-1, 1, 1) for one in (states, found))
+    restored = (before * after > 0) * 1.0
+    return found * (restored * before / (restored * after + (1.0 - restored)) + (1.0 - restored))
 
 
 def _weighted(states: NDArray[np.float32], weights: NDArray[np.float64]) -> NDArray[np.float32]:

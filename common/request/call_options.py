@@ -81,6 +81,14 @@ def checked_prompts(prompts: object) -> list[str]:
     return [str(checked(prompt=one)[0]) for one in texts("prompts", prompts)]
 
 
+def checked_rewrites(rewrite: object) -> dict[str, int]:
+    """Return the prompts to rewrite, each with the seed of its text, checked. Raises UsageError."""
+    if not isinstance(rewrite, Mapping):
+        raise UsageError(f"rewrite is {shown(rewrite)}; expected the seed of each prompt")
+    seeds = [checked(rewrite=seed)[0] for seed in rewrite.values()]
+    return dict(zip(checked_prompts(list(rewrite)), seeds, strict=True))
+
+
 def checked_request(image: object, clip_skip: object, alpha: bool) -> Request:
     """Return a request without a prompt, with the images of a call's `image`, on white without `alpha`. Raises
     UsageError, and ModelError for a file."""
@@ -111,7 +119,8 @@ def _keywords() -> dict[str, Option]:
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     plain = inspect.signature(function)
     parameters = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    named = {"np": np, "NDArray": NDArray, "Upscaler": object, "Inversion": object}
+    internal = dict.fromkeys(("Upscaler", "Inversion", "PromptWriter", "Rewritten"), object)
+    named = {"np": np, "NDArray": NDArray} | internal
     hints = get_type_hints(Request, localns=named) | get_type_hints(FamilyOptions)
     options = [
         inspect.Parameter(

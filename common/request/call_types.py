@@ -17,6 +17,7 @@ from qwenimg.common.request.coerce import Controls, Embeddings, Loras, Picture, 
 class CallOptions(TypedDict, total=False):
     """Options of a call besides the prompt. None takes the model's default, or a random seed."""
 
+    rewrite: int | None
     negative_prompt: str | None
     caption: str | None
     width: int | None

@@ -76,6 +76,8 @@ class Recipe(TypedDict):
     quantize: NotRequired[str]  # the bits of quantized weights, if there are any
     step_cache_effect: NotRequired[str]  # model calls that were cached, seconds saved, PSNR
     hires_with_sha256: NotRequired[str]  # of the file of the upscaler
+    original_prompt: NotRequired[str]  # that a language model rewrote to `prompt`
+    rewriting: NotRequired[dict[str, str]]  # how it did so
     template: NotRequired[str]  # that the seed chose `prompt` from
     negative_template: NotRequired[str]  # likewise
 
@@ -97,7 +99,7 @@ _TEXTS = (
     "step_cache_effect",
 )
 _PREDICTIONS = ("eps", "v", "x0")
-_TABLES = ("precision", "versions", "fingerprints")
+_TABLES = ("precision", "versions", "fingerprints", "rewriting")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256", "model_sha256", "hires_with_sha256")
 _LISTS = (
     "lora_fingerprints",
@@ -294,7 +296,7 @@ def _fault(key: str, value: object) -> str | None:
     """Return what `value` should have been, or None if it is right."""
     if key in _TEXTS and not _is_text(value):
         return f"a text of at most {MAX_TEXT:,} characters"
-    if key in TEMPLATES.values():
+    if key in (*TEMPLATES.values(), "original_prompt"):
         return OPTIONS["prompt"].fault(value)
     if key == "prediction" and value not in _PREDICTIONS:
         return f"one of {', '.join(_PREDICTIONS)}"

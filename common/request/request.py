@@ -7,7 +7,7 @@ where it is used, for `qwenimg --help` reads the options.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from qwenimg.common.parts.texts.rewriting import PromptWriter, Rewritten
     from qwenimg.common.prompts.inversion import Inversion
     from qwenimg.common.upscaling.network_file import Upscaler
 
@@ -66,6 +67,12 @@ class Request:
         help="the prompt; use it if the prompt begins with a dash or is the name of a command",
         section="Prompt", metavar="TEXT", flags=("-p",),
         longest=MAX_CHARACTERS, checks=check_prompt, recorded="always",
+    ))  # fmt: skip
+    rewrite: int | None = option(None, Option(  # the seed of the text; None: the prompt is drawn as it is
+        help="have a language model make the prompt better first; another number gives another text",
+        call="{bounds}: have a language model make the prompt better first; another number gives another text",
+        section="Prompt", metavar="[N]", least=0, most=MAX_SEED, bare=0, config=True,
+        aliases=("enhance-prompt", "improve-prompt", "prompt-upsampling", "upsample-prompt"),
     ))  # fmt: skip
     negative_prompt: str = option(" ", Option(
         help="what the picture should not show; has no effect without guidance",
@@ -232,6 +239,8 @@ class Request:
     negative_template: str = ""  # likewise
     inversions: tuple[Inversion, ...] = ()  # the embeddings that the prompts name, read
     upscaler: Upscaler | None = None  # the file that `hires_with` names, opened
+    writer: PromptWriter | None = None  # the language model that rewrites the prompt, opened
+    rewritten: Rewritten | None = None  # how `prompt` was written
     goes_on_from: Literal["", "pixels", "latents"] = ""  # of the first pass, in the second
 
     def __post_init__(self) -> None:
@@ -342,6 +351,10 @@ def request_of(values: Mapping[str, Any]) -> Request:
     return Request(**fields, family_options=FamilyOptions(**family))
 
 
+def _as_large(width: int, height: int) -> tuple[int, int]:  # a lambda could not be sent to a worker
+    return width, height
+
+
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
     """Values of options that a call leaves out: a known model's own, or these."""
@@ -355,6 +368,9 @@ class Defaults:
     mask_strength: float = 0.6  # for one with a mask
     trained: Mapping[Fraction, tuple[int, int]] = field(default_factory=dict)  # width and height by aspect
     edited: int = 0  # pixels of an image in the proportions of another; 0: as many as that one has
+    edited_size: Callable[[int, int, int], tuple[int, int]] | None = None  # from `edited`, width, height; None: of_area
+    # Width and height of an image that is as large as another, from the other's
+    fitted: Callable[[int, int], tuple[int, int]] = _as_large
 
     def values(self, *, masked: bool) -> dict[str, Any]:
         """Return the values of options; masked: for an image with a mask."""
@@ -386,5 +402,8 @@ class Defaults:
         if height is not None:
             return max(1, round(Fraction(as_integer("height", height) * columns, rows))), height
         if self.edited:
-            return sizes.of_area(self.edited, columns, rows)
-        return self.size(Fraction(columns, rows)) if only_masked else (columns, rows)
+            from qwenimg.common.pictures.patches import check_aspect
+
+            check_aspect(columns, rows)
+            return (self.edited_size or sizes.of_area)(self.edited, columns, rows)
+        return self.size(Fraction(columns, rows)) if only_masked else self.fitted(columns, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,6 +32,9 @@ class Component:
     compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
     cached_blocks: CachedBlocks | None = None  # of a denoiser, the blocks that a step cache skips
     picture_input: str = ""  # of a denoiser, the weight whose inputs a LoRA may widen
+    # From another network or None, and a configuration, the component of its files by them. Raises ModelError
+    reopen: Callable[[Any, Any], Component] | None = field(default=None, compare=False, repr=False)
+    quantization: str = ""  # the text of `quantized`
 
     def with_deltas(self, deltas: Mapping[str, tuple[Delta, ...]]) -> Component:
         """Return it with LoRA deltas, by parameter, in place of any earlier ones, and the inputs that they add."""
@@ -54,7 +57,8 @@ class Component:
         policies = quantize.parse(text)
         if self.blocks is None or self.role not in policies:
             return self
-        return replace(self, plan=quantize.quantized(self.plan, policies[self.role], self.blocks))
+        plan = quantize.quantized(self.plan, policies[self.role], self.blocks)
+        return replace(self, plan=plan, quantization=text)
 
     def held(self, precision: Precision) -> int:
         """Return the bytes of its weights that are in memory at once under a policy, without a plan for the policy."""
@@ -154,7 +158,10 @@ class Checkpoint:
 
     def as_stored(self) -> Checkpoint:
         """Return the checkpoint with its weights as in its files, without the effect of `quantized`."""
-        components = {name: replace(part, plan=quantize.as_stored(part.plan)) for name, part in self.components.items()}
+        components = {
+            name: replace(part, plan=quantize.as_stored(part.plan), quantization="")
+            for name, part in self.components.items()
+        }
         return replace(self, components=components)
 
     @property

@@ -6,7 +6,7 @@ Arrays that stay on the backend are `Array`; all others are numpy in float32.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -54,21 +54,44 @@ class PictureEncoder(Protocol):
         evaluated."""
         ...
 
-    def encode(self, ids: Sequence[int], places: Sequence[Any], slots: Sequence[Array]) -> Array:
+    def encode(self, ids: Sequence[int], places: Sequence[Any], slots: Sequence[Array], pads: int = 0) -> Array:
         """Return the hidden states that condition an image, [1, S, C], evaluated. The ids have one for each slot, at
-        `places`: (first id, rows and columns of slots)."""
+        `places`: (first id, rows and columns of slots). The last `pads` ids are pads; an encoder of a family without
+        pads does not take their number."""
         ...
 
 
 class WritingEncoder(PictureEncoder, Protocol):
-    """A text encoder that sees a picture and writes about it. It keeps the text so far."""
+    """A language model with its head. Each text that it writes is a row, with keys and values of its own, so that texts
+    of any lengths are written side by side as each would be alone. A call that is interrupted leaves rows that can only
+    be ended."""
 
-    def begin(self, ids: Sequence[int], places: Sequence[Any], slots: Sequence[Array]) -> Array:
-        """Start a new text: return the scores [V] of the next token, evaluated. Arguments as for `encode`."""
+    def opening(self, ids: Sequence[int]) -> Sequence[tuple[Array, Array]]:
+        """Return the keys and values [1, H, S, D] of each layer for the first `ids` of texts, evaluated."""
         ...
 
-    def follow(self, token: int) -> Array:
-        """Append one token and return the scores [V] of the next, evaluated."""
+    def begin(
+        self,
+        ids: Sequence[int],
+        places: Sequence[Any] = (),
+        slots: Sequence[Array] = (),
+        opening: Sequence[tuple[Array, Array]] = (),
+    ) -> Array:
+        """Begin a text with `ids` as the last row. Return the scores [V] of its next token in float32, evaluated.
+        opening: the result of `opening` for the first ids, which come before any picture, in its own dtype or in
+        float32. Other arguments as for `encode`."""
+        ...
+
+    def follow(self, tokens: Sequence[int]) -> Array:
+        """Append one token to each row. Return the scores [rows, V] of the next ones in float32, evaluated."""
+        ...
+
+    def end(self, row: int) -> None:
+        """Forget a row; later ones move up."""
+        ...
+
+    def forget(self) -> None:
+        """Forget all rows."""
         ...
 
 
@@ -124,6 +147,45 @@ class ClipEncoder(Protocol):
         ...
 
 
+class Adapters(Protocol):
+    """LoRA factors, in float32, beside linear layers of networks that are frozen: the denoiser, and text encoders. The
+    branch that computes a LoRA for pictures computes them, in the layer's dtype."""
+
+    parameters: dict[str, Array]
+    """By a layer's path and `.lora_A.weight` [R in] or `.lora_B.weight` [out R]; a path in a text encoder has its
+    folder in front: `text_encoder/encoder.layers.0.mlp.fc1`."""
+
+    def put(self, parameters: dict[str, Array]) -> None:
+        """Replace the factors."""
+        ...
+
+    def learning(self) -> AbstractContextManager[None]:
+        """While the context is open, results of networks may be part of what is differentiated."""
+        ...
+
+    def attach(self, opened: Any, part: str = "") -> None:
+        """Put the factors of a part beside the layers of `opened`, whichever network had them before. part: the folder
+        of a text encoder; "": the denoiser."""
+        ...
+
+    def gradients(self, loss: Callable[[], Array], scale: float = 1.0) -> tuple[float, dict[str, Array]]:
+        """Return `loss()`, a number that depends on the factors, and the gradient of `scale` times it by each
+        parameter, evaluated."""
+        ...
+
+    def value(self, loss: Callable[[], Array]) -> float:
+        """Return `loss()` without gradients."""
+        ...
+
+    def detach(self) -> None:
+        """Take the factors away from all networks, which then compute as without them."""
+        ...
+
+    def evaluated(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        """Return the arrays, computed."""
+        ...
+
+
 class Engine(Protocol):
     name: str  # a value of --backend
     device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
@@ -169,6 +231,11 @@ class Engine(Protocol):
         "float32", in place of `precision`'s dtypes, with the weights of `plan`, a result of `stored(precision)`."""
         ...
 
+    def adapters(self, values: Mapping[str, NumpyArray], recomputed: re.Pattern[str] | None) -> Adapters:
+        """Return adapters with these values of their parameters. recomputed: paths of the denoiser's modules that keep
+        only their inputs for the backward pass, and run again in it (gradient checkpointing)."""
+        ...
+
     def array(self, values: NumpyArray) -> Array:
         """Return a float32 array on the device."""
         ...
@@ -203,12 +270,13 @@ class Engine(Protocol):
         `conditional`, both [B, C, h, w]."""
         ...
 
-    def shortened(self, guided: Array, conditional: Array, most: float) -> Array:
-        """Return `guided` with at most `most` times the length of `conditional`, each as one vector."""
+    def shortened(self, guided: Array, conditional: Array, most: float, each: bool = False) -> Array:
+        """Return `guided` with at most `most` times the length of `conditional`, both as one vector, or token by token
+        if `each`."""
         ...
 
     def join(self, arrays: Sequence[Array]) -> Array:
-        """Concatenate arrays [1, C_i, h, w] along their channels."""
+        """Concatenate arrays [B, C_i, ...] along their channels."""
         ...
 
     def split(self, batch: Array) -> list[Array]:

@@ -189,6 +189,10 @@ class Residents:
         self._memory.commit(stage, use.component)
         return network, use.split
 
+    def network(self, name: str) -> Any:
+        """Return the network `name`, which is open."""
+        return self._networks[name]
+
     def _check_optional(self, stage: Stage, peak: int) -> None:
         budget = self.runtime.budget(self.weights)
         if peak > budget:

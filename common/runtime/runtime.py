@@ -20,7 +20,7 @@ from qwenimg.common.precision.presets import Choice
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
-from qwenimg.common.runtime.text_store import TextStore
+from qwenimg.common.runtime.text_store import BUDGET, TextStore
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.values import check_values
@@ -202,9 +202,9 @@ class Runtime:
         plan = streaming.stream_to_fit(whole, component.streamable, budget, self.engine.workspace.moved)
         return component if plan is whole else replace(component, plan=plan)
 
-    def keep_prompts(self) -> None:
-        """Store encoded prompts on disk, and read those stored before."""
-        self.prompts = TextStore(self.notify)
+    def keep_prompts(self, budget: int = BUDGET) -> None:
+        """Store encoded prompts on disk, up to `budget` bytes, and read those stored before."""
+        self.prompts = TextStore(self.notify, budget=budget)
 
     # Loading
 

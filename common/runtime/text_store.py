@@ -102,9 +102,10 @@ class TextStore:
 
 
 def _written(arrays: Sequence[np.ndarray]) -> bytes:
+    """Return a file of `arrays`; in C order, since `save` takes the memory of a transposed one as it lies."""
     from safetensors.numpy import save
 
-    tensors = {str(i): array.astype("<f4") for i, array in enumerate(arrays)}
+    tensors = {str(i): array.astype("<f4", order="C") for i, array in enumerate(arrays)}
     digest = hashlib.sha256(b"".join(array.tobytes() for array in tensors.values())).hexdigest()
     return save(tensors, {"sha256": digest})
 

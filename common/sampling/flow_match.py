@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +137,7 @@ def trained(config: FlowMatchConfig, steps: int) -> NDArray[np.float64]:
     """Return levels that are even between the largest and the smallest trained one, as Stable Diffusion 3's pipelines
     have them. A static shift is in the trained levels already, so that it counts twice."""
     ends = np.array([1.0, 1.0 / config.num_train_timesteps], np.float32)
-    first, last = (ends if config.use_dynamic_shifting else _shifted(config, ends, 0.0)).astype(np.float64)
+    first, last = (ends if config.use_dynamic_shifting else shifted(config, ends, 0.0)).astype(np.float64)
     return np.linspace(first * config.num_train_timesteps, last * config.num_train_timesteps, steps) / (
         config.num_train_timesteps
     )
@@ -187,7 +188,7 @@ def flow_schedule(
         if not abs(mu) <= _LARGEST_MU:
             raise UsageError(f"{tokens} image tokens are too many for this model's schedule; choose a smaller size")
         spacing = _only if config.sample_sigmas else levels.spacing
-        sigmas = _shifted(config, spacing(config, steps), mu)
+        sigmas = shifted(config, spacing(config, steps), mu)
         if config.shift_terminal and steps > 1:
             sigmas = _stretched(sigmas, config.shift_terminal)
         if spread:
@@ -198,14 +199,17 @@ def flow_schedule(
     return (*map(float, sigmas.astype(np.float32)), 0.0)
 
 
-def _shifted(config: FlowMatchConfig, sigmas: NDArray[np.float32], mu: float) -> NDArray[np.float32]:
+def shifted(config: FlowMatchConfig, sigmas: NDArray[Any], mu: float) -> NDArray[Any]:
+    """Return levels shifted towards 1 by the scheduler's fixed shift, or by `mu` if its shift is dynamic; in the dtype
+    of `sigmas`."""
     number = sigmas.dtype.type
     one = number(1)
     if not config.use_dynamic_shifting:
-        return number(config.shift) * sigmas / (one + number(config.shift - 1) * sigmas)
+        fixed: NDArray[Any] = number(config.shift) * sigmas / (one + number(config.shift - 1) * sigmas)
+        return fixed
     weight = number(math.exp(mu) if config.time_shift_type == "exponential" else mu)
-    shifted: NDArray[np.float32] = weight / (weight + (one / sigmas - one))
-    return shifted
+    moved: NDArray[Any] = weight / (weight + (one / sigmas - one))
+    return moved
 
 
 def _stretched(sigmas: NDArray[np.float32], terminal: float) -> NDArray[np.float32]:

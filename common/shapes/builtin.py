@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.config import data_folder
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.request.request import Request
@@ -40,6 +40,25 @@ def absent() -> ModelError:
         f"{NAME}: the built-in model is not in this installation ({clean(folder(), 120)}); install a released wheel, "
         f"or train one in a clone: python tools/train.py all --out FOLDER"
     )
+
+
+def writes_nothing(cure: str = "") -> UsageError:
+    """Return the error for a text that the model should write: it was trained without a head. cure: the end of it."""
+    able = "Qwen-Image, Qwen-Image-2.1, Z-Image and FLUX.2 klein do"
+    return UsageError(f"{NAME}: the built-in model writes no texts; {able}{cure}")
+
+
+def another_writer() -> str:
+    """Return the cure on a command line."""
+    return f": {_pull('z-image-turbo')}; or name another one by --with, for a picture by --rewrite-with"
+
+
+def known_prompts() -> list[str]:
+    """Return prompts of all that it knows, in an order that is always the same: no two alike are neighbours."""
+    from qwenimg.common.shapes.scenes import PALETTE, SHAPES, SIZES
+
+    named = [f"a {size} {color} {shape}" for size in SIZES for color in PALETTE for shape in SHAPES]
+    return [named[i * 37 % len(named)] for i in range(len(named))]
 
 
 # Messages

@@ -2,7 +2,6 @@
 
 - A phase is a named span of steps with a dtype. The spans cover all steps; none is skipped.
 - Presets: conservative keeps every phase in float32, default runs `predict` in bfloat16, aggressive all but `correct`.
-- The wheel calls none of this yet: `tools/train.py` trains the built-in model with it, and LoRA training will.
 - Everything random in step N is made from (seed, N), so a resumed run equals an uninterrupted one.
 """
 
@@ -10,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.precision.precision import DTYPES, short
+from qwenimg.common.training.optimizer import OPTIMIZERS
 
 PHASES = ("warm-up", "full", "predict", "correct")
 SHARES = {"warm-up": 10.0, "full": 20.0, "predict": 60.0, "correct": 10.0}
@@ -32,51 +32,8 @@ RELATIVE_MEMORY = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
 MAX_STEPS = 100_000_000
 MAX_BATCH = 65_536
+MAX_RANK = 1024
 FINAL_RATE = 0.02  # of the peak, at the last step
-WARM_UP = 200  # steps until the peak, or 5 % of a shorter run
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """One stage of a training run.
-
-    `stage` names its files; `rate` is the peak learning rate; `sizes` are (width, height) in pixels, taken in turn by
-    the steps. A resumed run must have the options `SAME` in common with its checkpoint; steps and precision may
-    change."""
-
-    SAME: ClassVar[tuple[str, ...]] = ("stage", "batch", "sizes", "seed", "accumulate")
-
-    stage: str
-    out: Path
-    steps: int
-    batch: int = 64
-    sizes: tuple[tuple[int, int], ...] = ((128, 128),)
-    seed: int = 0
-    rate: float = 1e-3
-    precision: str = "auto"
-    shares: str | None = None
-    init: Path | None = None
-    resume: bool = False
-    threads: int | None = None
-    accumulate: int = 1
-    checkpointing: bool = False
-    save_every: int = 500
-
-    def __post_init__(self) -> None:
-        check_between("steps", self.steps, 1, MAX_STEPS)
-        check_between("batch", self.batch, 1, MAX_BATCH)
-        check_between("accumulate", self.accumulate, 1, self.batch)
-        check_between("save-every", self.save_every, 1, MAX_STEPS)
-        check_between("threads", self.threads or 1, 1, 1024)
-        check_between("seed", self.seed, 0, 2**63 - 1)
-        if not 0 < self.rate <= 1:
-            raise UsageError(f"rate is {self.rate}; choose a learning rate above 0, at most 1")
-        for width, height in self.sizes:
-            if width % 16 or height % 16 or not 32 <= min(width, height) <= max(width, height) <= 2048:
-                raise UsageError(
-                    f"size {clean(width, 40)}x{clean(height, 40)}: sides must be multiples of 16 from 32 to 2048"
-                )
-        plan_phases("fp32" if self.precision == "auto" else self.precision, self.steps, self.shares)
 
 
 def check_between(name: str, value: int, least: int, most: int) -> None:
@@ -84,13 +41,51 @@ def check_between(name: str, value: int, least: int, most: int) -> None:
         raise UsageError(f"{name} is {clean(value, 40)}; choose {least} to {most}")
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Return the rate of the step `step` (from 0): up in a line, down on half a cosine to `FINAL_RATE` of the peak."""
-    warm_up = max(1, min(WARM_UP, steps // 20))
-    if step < warm_up:
-        return peak * (step + 1) / warm_up
-    done = (step - warm_up) / max(1, steps - warm_up)
-    return peak * (FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+def lora_rate(step: int, steps: int, peak: float) -> float:
+    """Return the rate of a LoRA's step `step` (from 0): up in a line over 5 % of the steps, constant, and down in a
+    line to `FINAL_RATE` of the peak over the last 20 %."""
+    warm_up, fall = max(1, steps // 20), max(1, steps // 5)
+    rest = (steps - step) / fall
+    return peak * min(1.0, (step + 1) / warm_up, max(FINAL_RATE, rest))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """The run of a LoRA.
+
+    `batch` pictures make a step, one after the other; with `keep` pictures of what the model knows already, half of
+    them are those. `facts` are what identifies the model and the pictures, such as hashes, of which a resumed run has
+    the same. `stem` names the run's own files."""
+
+    SAME: ClassVar[tuple[str, ...]] = ("facts", "rank", "batch", "seed", "rate", "optimizer")
+
+    stem: Path
+    steps: int = 1500
+    rank: int = 16
+    rate: float = 1e-4
+    batch: int = 4
+    seed: int = 0
+    optimizer: str = "adamw"
+    precision: str = "auto"
+    shares: str | None = None
+    save_every: int = 100
+    checkpointing: bool = True
+    text_encoder: bool = False  # whether the text encoders learn too
+    resume: bool = False
+    init: Path | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_between("steps", self.steps, 1, MAX_STEPS)
+        check_between("rank", self.rank, 1, MAX_RANK)
+        check_between("batch", self.batch, 1, MAX_BATCH)
+        check_between("save-every", self.save_every, 1, MAX_STEPS)
+        check_between("seed", self.seed, 0, 2**63 - 1)
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"--optimizer {clean(self.optimizer, 40)!r} is not one of {', '.join(OPTIMIZERS)}")
+        if not 0 < self.rate <= 10:
+            raise UsageError(f"rate is {self.rate}; choose a learning rate above 0, at most 10")
+        plan_phases("fp32" if self.precision == "auto" else self.precision, self.steps, self.shares)
 
 
 # Phases

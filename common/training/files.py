@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from qwenimg.common.base.atomic_files import check_output, make_folder
 from qwenimg.common.base.errors import ModelError, UsageError
@@ -24,7 +24,7 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.training.config import MAX_STEPS, TrainConfig
+from qwenimg.common.training.config import MAX_STEPS
 
 FORMAT = "qwenimg-training-1"
 COLUMNS = ("step", "loss", "rate", "gradient", "dtype", "scale", "growths", "back_offs", "images_per_second")
@@ -34,16 +34,29 @@ MAX_TABLE = 8 << 20  # bytes; a run of 5 million steps
 # Before a run
 
 
-def stem(config: TrainConfig) -> Path:
-    """Return the name of the run's own files, without their suffixes."""
-    return config.out / "training" / config.stage
+class RunOptions(Protocol):
+    """The options of a run: a frozen dataclass. A resumed run has those named in `SAME` in common with its
+    checkpoint."""
+
+    SAME: ClassVar[tuple[str, ...]]
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def resume(self) -> bool: ...
+    @property
+    def init(self) -> Path | None: ...
+    @property
+    def stem(self) -> Path:
+        """The name of the run's own files, without their suffixes."""
+        ...
 
 
-def check(config: TrainConfig, outputs: Iterable[Path]) -> None:
+def check(config: RunOptions, outputs: Iterable[Path]) -> None:
     """Check what would fail later, and change nothing: a checkpoint that is broken or of another run, and a file or
     folder that cannot be written. `outputs`: files that the stage writes outside the folder `training`. Raises
     ModelError and UsageError."""
-    name = stem(config)
+    name = config.stem
     checkpoint = name.with_suffix(".safetensors")
     if config.resume:
         state = open_checkpoint(checkpoint, config)
@@ -82,10 +95,10 @@ def _check_place(path: Path) -> None:
         check_output(path, overwrite=True)
 
 
-def prepare(config: TrainConfig, outputs: Iterable[Path]) -> None:
+def prepare(config: RunOptions, outputs: Iterable[Path]) -> None:
     """Check the run and make the folder for its own files. Raises DoesNotFit too, for a full disk."""
     check(config, outputs)
-    make_folder(stem(config).parent, parents=True)
+    make_folder(config.stem.parent, parents=True)
 
 
 # While it runs
@@ -111,14 +124,14 @@ class State:
     scaler: dict[str, object]
 
 
-def run_of(config: TrainConfig) -> dict[str, Any]:
+def run_of(config: RunOptions) -> dict[str, Any]:
     """Return the options that identify a checkpoint's run, as JSON values."""
-    values = asdict(config)
+    values = asdict(config)  # type: ignore[call-overload]
     options: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in config.SAME}))
     return options
 
 
-def open_checkpoint(path: Path, config: TrainConfig) -> State:
+def open_checkpoint(path: Path, config: RunOptions) -> State:
     """Open the checkpoint `path` and check its header; the caller closes `header.file`. Raises ModelError."""
     _check_own(path)
     if not os.path.lexists(path):
@@ -133,7 +146,7 @@ def open_checkpoint(path: Path, config: TrainConfig) -> State:
     return State(header=header, step=step, scaler=scaler)
 
 
-def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[int, dict[str, object]]:
+def _fields(path: Path, metadata: dict[str, str], config: RunOptions) -> tuple[int, dict[str, object]]:
     if FORMAT not in metadata:
         raise bad(path, "is not a checkpoint of a training run; move it away or choose another --out")
     data = strict_json(metadata[FORMAT].encode(), f"{path} (run)", depth=8, values=1000)
@@ -153,6 +166,8 @@ def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[
 def _check_run(path: Path, theirs: dict[str, object], ours: dict[str, object]) -> None:
     for name, value in ours.items():
         if json.dumps(theirs.get(name)) != json.dumps(value):  # as text: 1, 1.0 and true are equal in Python
+            if isinstance(value, dict) and isinstance(before := theirs.get(name), dict):
+                _check_run(path, before, {key: value.get(key) for key in {**before, **value}})
             difference = f"{name} was {clean(theirs.get(name), 60)}, now it is {clean(value, 60)}"
             raise bad(path, f"is of another run: {difference}; give the same options, or another --out")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
@@ -40,6 +40,8 @@ class Rows(NamedTuple):
 
 
 ALL = Rows()
+Splits: TypeAlias = Mapping[str, Mapping[str, Rows]]
+"""By the name of a tensor that has the rows of several parameters, the rows of each."""
 
 
 class Place(NamedTuple):
@@ -62,6 +64,7 @@ def plan(
     optional: frozenset[str] = frozenset(),
     copies: frozenset[str] = frozenset(),
     joins: Joins | None = None,
+    splits: Splits | None = None,
     beside: Path | None = None,
 ) -> LoadPlan:
     """Check the headers of `folder`, or of a file and a second one (`beside`), against `manifest` {parameter: stored
@@ -72,7 +75,8 @@ def plan(
     that a GGUF file may have as its architecture; it may also have none. `channels_last` occurs in the tensor names of
     those files only whose convolutions have their input channels last. A parameter that is `optional` may be missing. A
     tensor that is named in `copies` is not used where another one has its parameter. `joins` are the parameters that a
-    file may have in several tensors. Raises ModelError on the first kind of disagreement, naming file and tensor.
+    file may have in several tensors, `splits` the tensors that may have several parameters. Raises ModelError on the
+    first kind of disagreement, naming file and tensor.
     """
     files = find_files(folder)
     with ExitStack() as stack:
@@ -82,12 +86,13 @@ def plan(
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
         check_index(files, headers[: len(files.files)])
-        named, unused = named_weights(headers, rename, manifest, channels_last, copies)
+        whole = _whole_shapes(manifest, splits or {})
+        named, unused = named_weights(headers, rename, manifest | whole, channels_last, copies)
         if not named:
             of = f" of the {component}" if any(header.tensors for header in headers) else ""
             raise bad(files.source, f"holds no tensors{of}")
         _check_dtypes(named)
-        named = join(named, joins or {})
+        named = join(_split(named, splits or {}), joins or {})
         _check_names(files.source, component, named, manifest, optional)
         load_plan = _planned(component, named, manifest, uses(manifest), headers, unused)
         stack.pop_all()
@@ -109,6 +114,25 @@ def plan_places(
     named = dict(sorted(sources.items(), key=lambda item: item[1].first.begin))
     _check_dtypes(named)
     return _planned(component, named, manifest, uses, [header], unused)
+
+
+def _whole_shapes(manifest: Manifest, splits: Splits) -> Manifest:
+    """Return the shapes of tensors that have several parameters of `manifest`."""
+    return {
+        name: (sum(manifest[part][0] for part in parts), *manifest[next(iter(parts))][1:])
+        for name, parts in splits.items()
+    }
+
+
+def _split(named: Named, splits: Splits) -> Named:
+    """Return the weights with the rows of each parameter in place of tensors that have several."""
+    result: Named = {}
+    for name, source in named.items():
+        for part, rows in splits.get(name, {name: ALL}).items():
+            if part in result or (name in splits and part in named):
+                raise bad(source.first.file.path, f"has tensor {first([source.first.key])} also in parts")
+            result[part] = source if rows is ALL else _part(source, Place(source.first.key, rows))
+    return result
 
 
 def _planned(

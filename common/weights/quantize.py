@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.found_once import found_once
@@ -73,17 +74,34 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
     return plan.mapped(lambda entry: replace(entry, table=entry.name in tables)).packed(of_file)
 
 
+def in_4_bits(plan: LoadPlan) -> bool:
+    """Return whether weights of `plan` are kept in codes of 4 bits or fewer, without their scales."""
+    packed = (entry for entry in plan.entries.values() if isinstance(entry.storage, Packed))
+    return any(8 * entry.storage.nbytes(entry.shape) < 6 * prod(entry.shape) for entry in packed)
+
+
 def as_stored(plan: LoadPlan) -> LoadPlan:
     """Return `plan` without the quantization by `quantized`; weights that are quantized in its files stay so. It is
     the same plan if nothing changes, so that facts known of it still hold."""
+    return _dense(plan, kept=False)
 
-    def stored(entry: Entry) -> Entry:
-        of_file = entry.source.quant_storage
-        if not isinstance(entry.storage, Packed) or (of_file is not None and of_file.code == entry.storage.code):
+
+def decoded(plan: LoadPlan) -> LoadPlan:
+    """Return `plan` with the weights that are quantized in its files decoded as they are read. It is the same plan if
+    there are none."""
+    return _dense(plan, kept=True)
+
+
+def _dense(plan: LoadPlan, *, kept: bool) -> LoadPlan:
+    """Return `plan` with plain weights for those whose codes are `kept` from its files, or for all other codes."""
+
+    def plain(entry: Entry) -> Entry:
+        of_file, storage = entry.source.quant_storage, entry.storage
+        if not isinstance(storage, Packed) or (of_file is not None and of_file.code == storage.code) != kept:
             return entry
-        return replace(entry, storage=Dense(entry.storage.dtype))
+        return replace(entry, storage=Dense(storage.dtype))
 
-    changed = plan.mapped(stored)
+    changed = plan.mapped(plain)
     return plan if all(entry is plan.entries[name] for name, entry in changed.entries.items()) else changed
 
 

@@ -87,6 +87,7 @@ def load(
     models_dir: str | Path | Sequence[str | Path] | None = (),
     wildcards: str | Path | Sequence[str | Path] | None = (),
     preview_with: str | Path | None = None,
+    rewrite_with: str | Path | None = None,
     refiner: str | Path | None = None,
     tokenizer: str | Path | None = None,
     ip_encoder: str | Path | None = None,
@@ -105,7 +106,7 @@ def load(
         fallback: where a value overflows, go on in the next dtype.
         quantize: weights in 8, 6 or 4 bits, or text=8,transformer=4.
         max_memory: bytes or '12GB'; blocks that do not fit are streamed.
-        cache_prompts: keep encoded prompts on the disk.
+        cache_prompts: keep encoded prompts and instructions on the disk.
         offline: name no download in messages.
         transformer: a folder or file of its weights, or of the UNet's.
         text_encoder: a folder or file of its weights.
@@ -115,6 +116,7 @@ def load(
         models_dir: folders where models, parts and LoRAs have names.
         wildcards: folders of the files that __name__ in a prompt is filled from; 'off' takes prompts as text.
         preview_with: a folder or file of a tiny VAE that makes previews.
+        rewrite_with: a folder or file of the language model that rewrites prompts.
         refiner: an SDXL refiner, named as `model`.
         tokenizer: the folder of the tokenizer, for a model that has none.
         ip_encoder: the folder or file of the image encoder (CLIP vision) of IP-Adapters.

@@ -36,6 +36,7 @@ ALLOWED_FRAMEWORKS = {
     ("common/conversion/convert.py", "_metadata: mlx"): "the name of a layout in a file's metadata",
     ("common/networks/denoisers/zimage_names.py", ": MLX_z-image's names"): "the name of a program that writes files",
     ("common/networks/encoders/language_names.py", ": mlx-vlm's names"): "the name of a program that writes files",
+    ("common/networks/encoders/language_model.py", ": \nmodel_type"): "keys in configurations of models",
 }
 Checker = Callable[[str], list[str]]
 Exceptions = dict[tuple[str, str], str]
@@ -52,9 +53,9 @@ def broken(checker: Checker, files: list[Path], exceptions: Exceptions | None = 
 
 
 PACKAGE = sources("src", "common", "backends", "cli")
-# Training has no twin, and is where autocast, loss scaling and checkpoints convert: exempt by name.
-TRAINING = "backends/torch/training"
-BACKENDS = [path for path in sources("backends") if path.parent != ROOT / TRAINING]
+# Training has no twin, and converts the factors of LoRAs: exempt by name.
+TRAINING = ("backends/torch/training", "backends/mlx/training")
+BACKENDS = [path for path in sources("backends") if name_of(path.parent) not in TRAINING]
 INNER = [path for path in BACKENDS if name_of(path).count("/") > 1]
 
 
@@ -154,6 +155,7 @@ def test_common_and_cli_compute_no_product():
     allowed = {("common/measure/exactness.py", f"{name}: "): exact for name in ("matmul", "attention", "conv2d")}
     once = "a LoRA's factors, multiplied once while a weight is read, so that both backends get the same bits"
     allowed[("common/weights/loras/delta.py", "")] = once
+    allowed[("common/weights/loras/factors.py", "")] = "a LoRA's factors in float64, from which a file is written"
     allowed[("common/pipeline/preview.py", "")] = "least squares in float64, and colours that no picture depends on"
     allowed[("common/parity/sample.py", "projected: ")] = "sums of results in float64, by which they are compared"
     assert broken(rules.products, sources("common", "cli", "src"), allowed) == []
@@ -171,17 +173,24 @@ def test_no_bfloat16_through_numpy():
 def test_no_work_at_import():
     reason = "declares click options, as click's own decorators do"
     declares = {(f"cli/commands/{name}.py", "options.of_pictures("): reason for name in ("generate", "batch", "grid")}
+    declares |= {(f"cli/commands/{name}.py", "text_limits("): reason for name in ("describe", "rewrite")}
     declares |= {
         ("cli/commands/parity.py", name): reason for name in ("_recording_options(", "_opening(", "parity.command(")
     }
+    declares |= {("cli/commands/lora.py", name): reason for name in ("lora.command(", "_writing(")}
+    declares |= {("cli/commands/train.py", name): reason for name in ("train.command(", "_learning(", "_running(")}
     declares[("cli/commands/plan.py", "_options_of_generate(")] = declares[("cli/places.py", "Backend(")] = reason
     opening = (
         "bench",
         "convert",
+        "describe",
         "doctor",
         "generate",
         "upscale",
+        "rewrite",
         "info",
+        "lora",
+        "train",
         "models",
         "parity",
         "precision",
@@ -193,7 +202,7 @@ def test_no_work_at_import():
     )
     declares |= {(f"cli/commands/{name}.py", "places."): reason for name in opening}
     declares[("cli/commands/parity.py", "options.Backend(")] = reason
-    declares |= {(f"cli/commands/{name}.py", "Number("): reason for name in ("bench", "serve", "mcp")}
+    declares |= {(f"cli/commands/{name}.py", "Number("): reason for name in ("bench", "serve", "mcp", "rewrite")}
     hidden = "a definition that type checkers must not see, for which every name would be an attribute"
     declares |= {(f"common/pipeline/{name}.py", "if not TYPE_CHECKING:"): hidden for name in ("pipeline", "result")}
     declares[("src/qwenimg/diffusers/__init__.py", "if TYPE_CHECKING:")] = hidden

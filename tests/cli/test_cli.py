@@ -24,7 +24,7 @@ from support.recipe_cases import recipe_from_png
 import qwenimg
 from qwenimg import Result
 from qwenimg.cli.commands.generate import generate
-from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
+from qwenimg.cli.help import COMMANDS, SECTIONS
 from qwenimg.cli.progress import is_told
 from qwenimg.cli.words import command_place
 from qwenimg.common.base import atomic_files
@@ -95,12 +95,6 @@ def test_what_is_a_prompt(library: Library, args: list[str], prompt: str) -> Non
 )
 def test_only_the_first_word_decides(args: list[str], place: int | None) -> None:
     assert command_place(args) == place
-
-
-@pytest.mark.parametrize("name", RESERVED)
-def test_reserved_names_are_refused(library: Library, name: str) -> None:
-    cli(name).refused(2, "not built yet", f"-p {name}")
-    cli("--steps", "4", name, "--foo").refused(2, "not built yet")
 
 
 def test_two_words_ask_for_quotes(library: Library) -> None:
@@ -724,7 +718,7 @@ def test_events(library: Library, tmp_path: Path) -> None:
         "index": 2, "prompt": "x", "negative_prompt": None, "width": 20, "height": 12, "steps": 2, "guidance": 4.0,
         "seed": 6, "path": str(tmp_path / "6.png"),
         **dict.fromkeys(("control", "layers", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale")),
-        "refine_at": None, "control_mode": None, "caption": None, "outpaint": None, "variation": None,
+        "refine_at": None, "control_mode": None, "caption": None, "outpaint": None, "variation": None, "rewrite": None,
         **dict.fromkeys(("hires", "hires_strength", "hires_steps", "hires_with", "embedding")),
         **dict.fromkeys(("lora", "lora_mode", "few_steps", "cfg_end", "step_cache", "cached_calls", "true_cfg")),
         **dict.fromkeys(("cfg_normalization", "cfg_truncation", "skip_layers", "skip_layer_scale")),

@@ -158,6 +158,7 @@ def test_the_editors_are_the_models_that_see_the_picture(tmp_path: Path, monkeyp
             request = pipe.check("x", **needed | {"image": np.zeros((64, 64, 3), np.uint8)})
             if isinstance(pipe.model, FlowModel) and pipe.model.reference_shapes(request):
                 seeing.add(known.name)
-    assert seeing == {*catalog.EDITORS} and several == seeing - {"qwen-image-edit", "flux-kontext"}
-    assert all(name in catalog.SEVERAL for name in ("-edit-2511", "-2509", "qwen-image-2.1", "FLUX.2 klein"))
+    see_one = {"qwen-image-edit", "flux-kontext", "longcat-image-edit"}
+    assert seeing == {*catalog.EDITORS} and several == seeing - see_one
+    assert all(name in catalog.SEVERAL for name in ("-edit-2511", "-2509", "qwen-image-2.1", "FLUX.2 and FLUX.3 klein"))
     assert {*catalog.INPAINTERS} <= catalog.KNOWN.keys()

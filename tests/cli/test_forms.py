@@ -27,7 +27,7 @@ WRONG = {
     "ip_adapter": "a:0.5:c:", "ip_image": "a.png", "ip_mask": "a.png",
     "only_masked": "20000", "mask_blur": "-1", "mask_fill": "no", "mask_mode": "no", "variation": "7:2",
     "hires": "9", "hires_strength": "nan", "hires_steps": "0", "hires_with": "latent-antialiased", "outpaint": "left=x",
-    "embedding": "a=",
+    "embedding": "a=", "rewrite": "99999999999999999999",
 }  # fmt: skip
 # Any text may be one of these: a prompt, or the name of a file, a folder or a model.
 NAMES = {
@@ -43,6 +43,7 @@ NAMES = {
     "text_encoder",
     "vae",
     "preview_with",
+    "rewrite_with",
 }
 NAMES |= {"ip_encoder", "wildcards", "negative_prompt", "tokenizer", "image", "mask"}
 MISSING = (["--from", "missing.png"], ["x", "-i", "missing.png", "-m", "/missing"], ["--prompt-file", "missing.txt"])

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from support.cli_runner import cli
 from support.processes import COMMAND, ENVIRONMENT, listing
 
 import qwenimg
-from qwenimg.cli.assistants.folder import MOST_BYTES, Folder
+from qwenimg.cli.assistants.folder import MOST_BYTES
 from qwenimg.cli.assistants.tools import MOST_PICTURES, Call, Ended, Tools
+from qwenimg.cli.client_folder import Folder
 
 SMALL = {"width": 64, "height": 48, "steps": 2}
 PROMPT = {"prompt": "a red circle"}
@@ -81,6 +83,41 @@ def test_pictures_are_written_into_the_folder_and_returned(
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(again.pictures[0]))), expected_edit)
     masked = run(tools, "edit", **PROMPT, steps=4, seed=7, image="cat.png", mask_base64=text)
     assert not masked.is_error, masked
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
+def test_texts_are_those_of_the_commands(tiny_edit: dict[str, Path], place: Path, backend: str) -> None:
+    model = str(tiny_edit["qwen-2511"])
+    weights = ("-m", model, "--backend", backend, "--precision", "fp32", "--quiet")
+    with closing(qwenimg.load(model, backend=backend, precision="fp32")) as pipe:
+        tools = Tools(pipe, Folder(place), 600.0)
+        before = pipe.runtime.interrupt
+        made = run(tools, "rewrite", **PROMPT, seed=3)
+        assert not made.is_error and made.text.splitlines()[0] == (
+            cli("rewrite", PROMPT["prompt"], *weights, "-s", "3").out.decode().strip()
+        ), made
+        asked = ("describe", str(place / "cat.png"), *weights)
+        for arguments, options in (({}, ()), ({"ask": "what? <lora:a:1>"}, ("--ask", "what? <lora:a:1>"))):
+            answer = run(tools, "describe", image="cat.png", **arguments)
+            assert not answer.is_error and answer.text == cli(*asked, *options).out.decode().strip(), answer
+        for tool, arguments in (
+            ("rewrite", {"prompt": 3}), ("rewrite", {"prompt": " "}), ("rewrite", {"prompt": "a", "seed": "x"}),
+            ("describe", {}), ("describe", {"image": "../secret.png"}), ("describe", {"image": "cat.png", "ask": 3}),
+            ("describe", {"image": "cat.png", "tags": True, "ask": "x"}), ("describe", {"image": ["cat.png"] * 2}),
+            ("rewrite", {"prompt": "a <lora:x:1>"}),
+        ):  # fmt: skip
+            wrong = run(tools, tool, **arguments)
+            assert wrong.is_error and "\n" not in wrong.text and str(place) not in wrong.text, (tool, arguments)
+        late = Tools(pipe, Folder(place), 1e-9).run("rewrite", PROMPT, Call())
+        assert late.is_error and "the --deadline" in late.text
+        assert pipe.runtime.interrupt is before and "language model" not in pipe.model.residents.opened
+
+
+@pytest.mark.sample(0)
+def test_a_model_that_cannot_write_says_so(tools: Tools) -> None:
+    answer = run(tools, "rewrite", **PROMPT)
+    assert answer.is_error and "text encoder" in answer.text and "\n" not in answer.text
 
 
 @pytest.mark.sample(0)
@@ -212,7 +249,7 @@ def test_the_librarys_own_client(folders: dict[str, Path], place: Path, backend:
     async def talk() -> None:
         async with Client(stdio_client(server)) as client:
             listed = (await client.list_tools()).tools
-            assert {tool.name for tool in listed} == {"draw", "edit", "plan", "models"}
+            assert {tool.name for tool in listed} == {"draw", "edit", "rewrite", "describe", "plan", "models"}
             made = await client.call_tool("draw", PROMPT | SMALL | {"seed": 7}, progress_callback=told)
             assert not made.is_error and [one.type for one in made.content] == ["text", "image"]
             assert made.content[1].mime_type == "image/png"

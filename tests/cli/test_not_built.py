@@ -195,7 +195,7 @@ def test_help_by_every_name(library: Library) -> None:
 FINDING = (
     "ui app demo run start notebook assistant config cache remove delete prune login examples compare xyz xy-plot "
     "gallery queue cancel history search show loras merge wildcards outpaint update upgrade gui web webui "
-    "enlarge quantize controlnet caption train "
+    "enlarge quantize controlnet caption finetune dreambooth "
     "variations variation seeds subseed workflow workflows comfyui ksampler replay repeat redo reproduce regenerate "
     "few-steps lcm civitai safetensors gguf checkpoint checkpoints ckpt hf huggingface huggingface-cli hub verify "
     "diffusers sdk controlnets canny openpose depth2img rembg removebg remove-background layered logs verbose styles "
@@ -221,7 +221,7 @@ def test_a_word_that_people_type_is_answered(library: Library, word: str) -> Non
     ("word", "what"),
     [
         ("gui", "serve"), ("webui", "serve"), ("quantize", "-q 8"), ("controlnet", "--control"),
-        ("caption", "--caption"), ("history", "--from"), ("merge", "convert"), ("loras", "--lora"),
+        ("caption", "describe PICTURE"), ("history", "--from"), ("merge", "convert"), ("loras", "--lora"),
         ("remove", "rm NAME"), ("compare", "grid"), ("xyz", "grid"),
         ("workflow.json", "--from"), ("a.safetensors", "-m FILE"), ("cat.PNG", "edit FILE"),
         ("prompts.txt", "--prompt-file"), ("variations", "--variation SEED:0.2"), ("comfyui", "--from"),
@@ -275,7 +275,7 @@ def test_no_bits_are_guessed(library: Library, bits: str) -> None:
         (["--res", "5"], "--size"),
         (["--timeout", "5"], "Ctrl-C"),
         (["--threads", "4"], "OMP_NUM_THREADS"), (["--tile"], "tiles"), (["--face-restore"], "not built"),
-        (["--enhance-prompt"], "not built"), (["--safety-checker"], "there is none"), (["--yes"], "--overwrite"),
+        (["--safety-checker"], "there is none"), (["--yes"], "--overwrite"),
         (["--float32"], "--precision"), (["--webui"], "qwenimg serve"), (["--seed-resize", "1"], "not built"),
         (["--callback"], "--json"), (["--subseed", "1"], "--variation"), (["--n", "4"], "-N"),
         (["--verbose"], "--debug"),

@@ -50,7 +50,13 @@ WIDTHS = {
     "qwen-image": "transformer.joint_attention_dim text_encoder.hidden_size transformer.in_channels vae.z_dim",
     "qwen-image-2.1": "transformer.context_in_dim text_encoder.state_size transformer.in_channels vae.z_dim",
     "flux2-klein-4b": "transformer.joint_attention_dim text_encoder.state_size vae.patch_channels",
+    "flux2-dev": "transformer.joint_attention_dim text_encoder.state_size vae.patch_channels",
+    "flux3-klein": "transformer.joint_attention_dim text_encoder.state_size vae.patch_channels",
     "flux-dev": "text_encoder.hidden_size text_encoder_2.d_model transformer.out_features vae.latent_channels",
+    "chroma1-hd": "transformer.joint_attention_dim text_encoder.d_model transformer.in_channels vae.latent_channels",
+    "ernie-image": "transformer.text_in_dim text_encoder.state_size vae.patch_channels",
+    "longcat-image": "transformer.joint_attention_dim text_encoder.hidden_size transformer.in_channels "
+    "vae.latent_channels",
     "sd3-medium": "text_encoder_2.projection_dim text_encoder_3.hidden_size transformer.out_channels",
     "sd15": "unet.cross_attention_dim unet.in_channels vae.latent_channels",
     "sdxl": "text_encoder_2.hidden_size unet.out_channels",

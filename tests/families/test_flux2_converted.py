@@ -24,7 +24,7 @@ def drawn(folder: Path, backend: str, **options: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("name", ["flux2-klein", "flux2-base"])
+@pytest.mark.parametrize("name", ["flux2-klein", "flux2-base", "flux2-dev"])
 @pytest.mark.sample(0)
 def test_a_converted_model_is_the_quantized_one(
     tiny_flux2: dict[str, Path], tmp_path: Path, name: str, backend: str
@@ -38,12 +38,15 @@ def test_a_converted_model_is_the_quantized_one(
     assert np.array_equal(drawn(tmp_path / "made", backend), drawn(tiny_flux2[name], backend, quantize="8"))
 
 
+@pytest.mark.parametrize("bits", [None, "4"])
+@pytest.mark.parametrize("name", ["flux2-base", "flux2-dev"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.sample(0)
 def test_a_streamed_transformer_draws_the_same(
-    tiny_flux2: dict[str, Path], backend: str, monkeypatch: pytest.MonkeyPatch
+    tiny_flux2: dict[str, Path], backend: str, name: str, bits: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, whole = tiny_flux2["flux2-base"], drawn(tiny_flux2["flux2-base"], backend)
+    folder, options = tiny_flux2[name], {} if bits is None else {"quantize": bits}
+    whole = drawn(folder, backend, **options)
     seen: list[int] = []
     fitting = streaming.stream_to_fit
 
@@ -54,12 +57,12 @@ def test_a_streamed_transformer_draws_the_same(
         return plan
 
     monkeypatch.setattr(streaming, "stream_to_fit", noted)
-    pipe = qwenimg.load(folder, backend=backend, precision="fp32")
+    pipe = qwenimg.load(folder, backend=backend, precision="fp32", **options)
     plan = pipe.estimate("a ring", image=PICTURE, **ASKED)
     pipe.close()
     for share in (0.97, 0.9, 0.8):
         try:
-            limited = drawn(folder, backend, max_memory=int(plan.memory * share))
+            limited = drawn(folder, backend, max_memory=int(plan.memory * share), **options)
         except qwenimg.DoesNotFit:
             continue
         assert np.array_equal(limited, whole), share

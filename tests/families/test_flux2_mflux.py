@@ -17,7 +17,7 @@ import qwenimg
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux2_dit
-from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders import qwen
 from qwenimg.common.networks.vaes import flux2_vae
 
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 5}
@@ -50,7 +50,7 @@ def test_without_configurations_it_has_the_published_sizes(
 ) -> None:
     klein, folder = registry.published(catalog.KNOWN[known]), tmp_path / name
     assert klein is not None
-    for part, network in zip(PARTS, (flux2_dit.NETWORK, qwen3.NETWORK, flux2_vae.NETWORK), strict=True):
+    for part, network in zip(PARTS, (flux2_dit.NETWORK, qwen.QWEN3, flux2_vae.NETWORK), strict=True):
         shapes = {flux2_name(key): shape for key, shape in network.manifest(klein.checkpoint[part].config).items()}
         last = {key: (*shape[:1], *shape[2:], shape[1]) if len(shape) == 4 else shape for key, shape in shapes.items()}
         (folder / part).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""FLUX.2 klein's four published models: their sizes, and what is refused, with the reason."""
+"""FLUX.2's five published models: their sizes, and what is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.parity.passport import passport_file
 
 # Millions of parameters of the transformer, and of the text encoder's layers that are used with its embeddings.
-NAMES = [f"flux2-klein-{kind}{size}" for kind in ("", "base-") for size in ("4b", "9b")]
-SIZES = {"4b": (3875.54, 100.93 * 27 + 388.96), "9b": (9078.58, None)}
+NAMES = [*(f"flux2-klein-{kind}{size}" for kind in ("", "base-") for size in ("4b", "9b")), "flux2-dev"]
+SIZES = {"4b": (3875.54, 100.93 * 27 + 388.96), "9b": (9078.58, None), "ev": (32223.28, 555.75 * 30 + 671.09)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,15 +29,12 @@ def test_published_models_have_their_sizes_and_only_layers_that_are_used(name: s
     dit, text = SIZES[name[-2:]]
     assert checkpoint["transformer"].plan.parameters / 1e6 == pytest.approx(dit, abs=0.006)
     names = checkpoint["text_encoder"].plan.entries
-    assert {int(one.split(".")[1]) for one in names if one.startswith("layers.")} == set(range(27))
+    assert {int(one.split(".")[1]) for one in names if one.startswith("layers.")} == set(
+        range(30 if name == "flux2-dev" else 27)
+    )
     if text is not None:
         assert checkpoint["text_encoder"].plan.parameters / 1e6 == pytest.approx(text, abs=1)
-    assert checkpoint.distilled == ("base" not in name)
-
-
-def test_dev_is_refused_by_name_with_the_reason() -> None:
-    for name in ("flux2-dev", "black-forest-labs/FLUX.2-dev"):
-        assert "Mistral Small 3" in (catalog.refusal(name) or "")
+    assert checkpoint.distilled == ("base" not in name and name != "flux2-dev")
 
 
 # What is refused
@@ -57,12 +54,12 @@ INDEX, DIT, TEXT, VAE = "model_index.json", "transformer/config.json", "text_enc
 @pytest.mark.parametrize(
     ("file", "values", "said"),
     [
-        (INDEX, {"_class_name": "Flux2Pipeline"}, "is FLUX.2 dev, whose text encoder is Mistral Small 3"),
+        (INDEX, {"_class_name": "Flux2Pipeline"}, "is FLUX.2 klein's by its guidance_embeds, and the other parts are"),
         (INDEX, {"_class_name": "Flux2KleinKVPipeline"}, "keeps keys and values of reference images"),
         (INDEX, {"_class_name": "Flux2KleinInpaintPipeline"}, "for another task: give the model's own folder"),
         (INDEX, {"is_distilled": "yes"}, "'is_distilled' is yes; expected true or false"),
         (INDEX, {"is_distilled": 1}, "'is_distilled' is 1; expected true or false"),
-        (DIT, {"guidance_embeds": True}, "is guidance-distilled"),
+        (DIT, {"guidance_embeds": True}, "is FLUX.2 dev's by its guidance_embeds, and the other parts are"),
         (DIT, {"joint_attention_dim": 60}, "context_embedder.weight"),
         (DIT, {"in_channels": 128}, "x_embedder.weight"),
         (DIT, {"patch_size": 2}, "patch_size is 2: not supported"),
@@ -114,12 +111,20 @@ def test_layers_that_no_forward_uses_may_be_missing(tiny_flux2: dict[str, Path],
         qwenimg.load(folder, backend="cpu")
 
 
-@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+PASSPORTS = [
+    *((backend, "flux2-klein", "fp32") for backend in ("cpu", "mlx")),
+    *(("cpu", "flux2-dev", precision) for precision in ("fp32", "bf16", "fp16")),
+]
+
+
+@pytest.mark.parametrize(("backend", "kind", "precision"), PASSPORTS)
 @pytest.mark.sample(0)
-def test_a_passport_with_two_references(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
+def test_a_passport_with_two_references(
+    tiny_flux2: dict[str, Path], tmp_path: Path, backend: str, kind: str, precision: str
+) -> None:
     """It passes on the other backend, which encodes both."""
-    passport, model = tmp_path / "passport.safetensors", tiny_flux2["flux2-klein"]
-    passport_runs.record(model, passport, backend, "--pictures", "2")
+    passport, model = tmp_path / "passport.safetensors", tiny_flux2[kind]
+    passport_runs.record(model, passport, backend, "--pictures", "2", "--precision", precision)
     recorded = passport_file.read(passport)
     assert recorded.picture is not None and recorded.picture.asked["pictures"] == 2
     told = passport_runs.check(model, passport, "mlx" if backend == "cpu" else "cpu")

@@ -95,8 +95,16 @@ def test_pad_tokens_of_one_dimension_and_tables(tmp_path: Path, authors: bool) -
             open_part(LAYOUTS, tmp_path / "bad.safetensors", like, "transformer")
 
 
+MINISTRAL_3 = "mistral3"  # has no widths of its own, and the names of Qwen's text encoders
+
+
 def test_no_weight_of_a_network_is_left_out() -> None:
-    names = {name for network in registry.networks() for name in network.manifest(network.config())}
+    names = {
+        name
+        for network in registry.networks()
+        if network.kind != MINISTRAL_3
+        for name in network.manifest(network.config())
+    }
     assert len(names) > 1000 and not [name for name in names if left_out.kind(name)]
     assert all(left_out.kind(name) == "rotary tables" for name in TABLES)
     for name in ("safety_checker", "control_modelx.a", "freqs_proj.weight", "a.inv_freq.weight", "my_freqs"):

@@ -198,8 +198,7 @@ def test_another_model_of_mflux_is_refused_before_its_weights(model: Path, tmp_p
     used = files_of(saved(model, tmp_path / "coded", 4))
     index = "transformer/model.safetensors.index.json"
     fake.files = used | {index: b'{"weight_map": {"all_final_layer.2-1.linear.weight": "0.safetensors"}}'}
-    every = "Qwen-Image or Z-Image or Flux.1 or FLUX.2 klein"
-    with pytest.raises(ModelError, match=f"no {every} as another program saves it; it begins with all_final_layer"):
+    with pytest.raises(ModelError, match="of no known model as another program saves it; it begins with all_final_la"):
         pulled()
     assert not fake.ranges("transformer/0.safetensors") and not fake.ranges("vae/0.safetensors")
     (place,) = (path for path in (tmp_path / "hf").rglob("snapshots/*"))

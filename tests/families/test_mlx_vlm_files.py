@@ -16,8 +16,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
-from qwenimg.common.networks.encoders import qwen_vl
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders import decoder, qwen
+from qwenimg.common.networks.encoders.qwen import QwenVLConfig
 
 MODEL = Path(qwenimg.__file__).parent / "common" / "data" / "shapes-v1"
 CODES = {"group_size": 64, "bits": 4, "mode": "affine"}
@@ -63,11 +63,11 @@ def saved(folder: Path, *, coded: bool) -> tuple[Path, Path]:
 
 def test_every_published_name_is_known() -> None:
     """Of the published size, with those that mlx-vlm has beside the language model."""
-    manifest = qwen_vl.manifest(QwenVLConfig())
-    assert all(qwen_vl.rename(mlx_vlm_name(f"model.{name}")) == name for name in manifest)
+    manifest = decoder.manifest(QwenVLConfig())
+    assert all(qwen.QWEN2_5_VL.rename(mlx_vlm_name(f"model.{name}")) == name for name in manifest)
     others = ("visual.blocks.31.attn.qkv.weight", "visual.patch_embed.proj.weight", "lm_head.weight")
-    assert all(qwen_vl.rename(mlx_vlm_name(name)) is None for name in others)
-    assert qwen_vl.rename("language_model.lm_head.scales") is None
+    assert all(qwen.QWEN2_5_VL.rename(mlx_vlm_name(name)) is None for name in others)
+    assert qwen.QWEN2_5_VL.rename("language_model.lm_head.scales") is None
 
 
 @pytest.mark.parametrize("coded", [False, True], ids=["dense", "4 bits"])

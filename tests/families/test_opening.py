@@ -143,7 +143,7 @@ LORAS = ("common/weights/loras/peft_config.py", "common/parts/texts/text_lora_na
 # SDXL's second text encoder in an embedding, and a vision tower beside a language model
 SECOND_TEXTS = ("common/parts/texts/embedding_file.py", "common/parts/texts/towers.py")
 # Families with several text encoders, or with a vision tower in a file of its own
-SEVERAL = ("stable_diffusion", "sd3", "flux", "qwen_image", "qwen_image_21")
+SEVERAL = ("stable_diffusion", "sd3", "flux", "chroma", "longcat", "qwen_image", "qwen_image_21")
 TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
 
 
@@ -155,8 +155,11 @@ TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
             {
                 "common/hub/open_model.py",
                 "common/runtime/text_store.py",
+                "common/hub/opened_writer.py",
+                "cli/commands/describe.py",
                 "cli/commands/mcp.py",
                 "cli/commands/plan.py",
+                "cli/commands/rewrite.py",
                 "cli/commands/serve.py",
             },
         ),
@@ -164,7 +167,7 @@ TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
     ],
 )
 def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses: set[str]) -> None:
-    """`cache_prompts` stood in 8 files, and `text_encoder_2` in 12 beside those of its family."""
+    """`cache_prompts` stands in few files, and `text_encoder_2` in 12 beside those of its family."""
     files = [*sources("common", "cli", "backends"), ROOT / "src" / "qwenimg" / "__init__.py"]
     word = re.compile(rf"\b{name}\b|--{name.replace('_', '-')}\b")
     found = {path.relative_to(ROOT).as_posix() for path in files if word.search(path.read_text(encoding="utf-8"))}
@@ -203,7 +206,7 @@ def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
         "model": "x", "backend": "cpu", "compile": "on", "preset": "fast", "precision": "fp32", "fallback": True,
         "quantize": "8", "max_memory": "6GB", "cache_prompts": True, "offline": True, "models_dir": (tmp_path,),
         "wildcards": (tmp_path,), "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
-        "ip_encoder": Path("e"), "preview_with": Path("p"),
+        "ip_encoder": Path("e"), "preview_with": Path("p"), "rewrite_with": "w",
         **{name: Path(name) for name in PARTS},
     }  # fmt: skip
     assert said.keys() == LOAD_OPTIONS.keys()

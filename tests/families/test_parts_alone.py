@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support import tiny_flux, tiny_flux2, tiny_sd3, tiny_zimage
+from support import tiny_flux, tiny_flux2, tiny_flux2_dev, tiny_sd3, tiny_zimage
 from support.cli_runner import cli
 from support.folder_tensors import tensors
 from support.published import write_published
@@ -27,7 +27,7 @@ from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 
-NAMES = [name for name, known in KNOWN.items() if known.family in ("z-image", "flux", "flux2", "sd3")]
+NAMES = [name for name, known in KNOWN.items() if known.family in ("z-image", "flux", "flux2", "flux2-dev", "sd3")]
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 4, "guidance": 3.0}
 
 
@@ -75,6 +75,9 @@ def test_published_files_are_their_model(cache: Path, words: Path, tmp_path: Pat
     if known.family in ("z-image", "flux2"):
         write_tiny_tokenizer(tmp_path / "qwen")
         parts["tokenizer"] = tmp_path / "qwen"
+    elif known.family == "flux2-dev":
+        tiny_flux2_dev.tiny_tokenizer().save_pretrained(tmp_path / "mistral")
+        parts["tokenizer"] = tmp_path / "mistral"
     else:
         parts["tokenizer"] = words
     with qwenimg.load(None, "cpu", "bf16", **parts) as pipe:
@@ -101,7 +104,7 @@ def test_the_user_says_what_no_file_says(tmp_path: Path) -> None:
     assert registry.model_of(file, LoadOptions()) == "flux-dev"
     assert registry.model_of(file, LoadOptions(variant="kontext", parts={"transformer": file})) == "flux-kontext"
     assert registry.model_of(folder / "transformer", LoadOptions()) == "flux-dev"
-    for name in ("z-image", "flux2-klein-base-9b", "sd3.5-large-turbo"):
+    for name in ("z-image", "flux2-klein-base-9b", "flux2-dev", "sd3.5-large-turbo"):
         made = write_published(tmp_path / name, name)
         assert registry.model_of(made / "transformer", LoadOptions()) == name
     with pytest.raises(UsageError, match="variant 2511 is no"):
@@ -170,7 +173,9 @@ def test_what_is_missing_is_named(cache: Path, words: Path, tmp_path: Path) -> N
     only = {"transformer": parts["transformer"]}
     with pytest.raises(ModelError, match="beside --transformer, give --text-encoder FILE and --vae FILE, and get its"):
         qwenimg.load(None, "cpu", **only)
-    with pytest.raises(ModelError, match=r"VAE: say with -m which model .* or give its --transformer FILE too"):
+    with pytest.raises(
+        ModelError, match=r"FLUX.3 Image Klein and ERNIE-Image: say with -m which .* or give its --transformer FILE"
+    ):
         qwenimg.load(None, "cpu", vae=parts["vae"])
     cli("x", "-m", str(parts["transformer"])).refused(5, "give it with --transformer, beside --text-encoder FILE and")
 

@@ -33,8 +33,9 @@ from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.qwen_image import captions
 from qwenimg.common.jobs.job import InputFiles
-from qwenimg.common.networks.encoders import qwen_vl_caption
-from qwenimg.common.parts.texts import captions as writing
+from qwenimg.common.networks.encoders import decoder
+from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
+from qwenimg.common.parts.texts import writing
 from qwenimg.common.pipeline import fit_options, start
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime, limit_for
@@ -84,7 +85,7 @@ def test_the_head_is_loaded_for_a_caption_alone(tiny_layered: Path, monkeypatch:
     enter, open_ = Residents.acquire, Runtime.open
 
     def opens(self: Runtime, component: Any, title: str, more: int = 0) -> Any:
-        loaded.append((title, qwen_vl_caption.HEAD in component.plan.entries))
+        loaded.append((title, decoder.HEAD in component.plan.entries))
         return open_(self, component, title, more)
 
     monkeypatch.setattr(Residents, "acquire", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
@@ -92,7 +93,7 @@ def test_the_head_is_loaded_for_a_caption_alone(tiny_layered: Path, monkeypatch:
     pipe = opened(tiny_layered)
     planned, memory = plan_of(pipe, "")
     plain, without = plan_of(pipe, "a ring")
-    assert [stage.name for stage in planned] == ["encode", "caption", "text", "modulation", "denoise", "decode"]
+    assert [stage.name for stage in planned] == ["encode", "writing", "text", "modulation", "denoise", "decode"]
     assert [stage.name for stage in plain] == ["encode", "text", "modulation", "denoise", "decode"]
     weights = {stage.name: stage.weights for stage in memory.stages}
     alone = {stage.name: stage.weights for stage in without.stages}
@@ -100,15 +101,15 @@ def test_the_head_is_loaded_for_a_caption_alone(tiny_layered: Path, monkeypatch:
     head = 4 * config.vocab_size * config.hidden_size
     tower = 4 * sum(np.prod(entry.shape) for name, entry in pipe.checkpoint["text_encoder"].plan.entries.items()  # type: ignore[index]
                     if name.startswith("visual."))  # fmt: skip
-    print(f"caption {weights['caption']:,} bytes of weights, text {alone['text']:,}, head {head:,}, tower {tower:,}")
-    assert weights["caption"] - alone["text"] == head + tower
+    print(f"caption {weights['writing']:,} bytes of weights, text {alone['text']:,}, head {head:,}, tower {tower:,}")
+    assert weights["writing"] - alone["text"] == head + tower
     pipe("", **ASKED)
     assert entered == [stage.name for stage in planned]
     assert [one for one in loaded if one[0] == "text encoder"] == [("text encoder", True)], "once, for both"
     assert "text encoder" not in pipe.model.residents._networks
     entered.clear()
     pipe("", **(ASKED | {"seed": 4}))
-    assert "caption" not in entered and "text" not in entered, "it is known"
+    assert "writing" not in entered and "text" not in entered, "it is known"
     other = opened(tiny_layered)
     loaded.clear()
     other("a ring", **ASKED)
@@ -120,9 +121,9 @@ def test_streamed_and_converted_and_in_16_bits(tiny_layered: Path, tmp_path: Pat
     whole = opened(tiny_layered)
     prompt = whole("", **ASKED).recipe["prompt"]
     weights = 4 * whole.checkpoint["text_encoder"].plan.parameters  # type: ignore[index]
-    [needs] = [stage for stage in plan_of(opened(tiny_layered), "")[1].stages if stage.name == "caption"]
+    [needs] = [stage for stage in plan_of(opened(tiny_layered), "")[1].stages if stage.name == "writing"]
     streamed = opened(tiny_layered, max_memory=limit_for(needs.activations + int(0.9 * weights)))
-    [fewer] = [stage for stage in plan_of(streamed, "")[1].stages if stage.name == "caption"]
+    [fewer] = [stage for stage in plan_of(streamed, "")[1].stages if stage.name == "writing"]
     assert fewer.weights < weights and streamed("", **ASKED).recipe["prompt"] == prompt
     convert(tiny_layered, tmp_path / "same", LoadOptions(), Silent())
     assert opened(tmp_path / "same")("", **ASKED).recipe["prompt"] == prompt
@@ -219,9 +220,10 @@ def test_a_run_is_interrupted_between_two_tokens(tiny_layered: Path, backend: st
 
 
 def test_other_names_of_the_head() -> None:
+    rename = captions.NETWORK.rename_for(QwenVLVisionConfig(writes=True))
     for name in ("lm_head.weight", "output.weight", "language_model.lm_head.weight"):
-        assert qwen_vl_caption.rename(name) == qwen_vl_caption.HEAD
-    assert qwen_vl_caption.rename("output_norm.weight") == "norm.weight"
+        assert rename(name) == decoder.HEAD
+    assert rename("output_norm.weight") == "norm.weight"
 
 
 # The command line
@@ -271,7 +273,7 @@ def test_plan_counts_the_caption(tiny_layered: Path, picture: str) -> None:
     plain, described = (json.loads(cli(*asked, *more).out) for more in (("-p", "a ring"), ()))
     names = [[stage["name"] for stage in one["stages"]] for one in (plain, described)]
     print(names)
-    assert names[1].count("caption") == 1 and "caption" not in names[0]
+    assert names[1].count("writing") == 1 and "writing" not in names[0]
 
 
 # The server
@@ -290,15 +292,15 @@ def drawn(folder: Path, picture: str) -> list[Any]:
 
 def test_a_job_is_halted_between_two_tokens(tiny_layered: Path, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a client that cancels, or at its deadline."""
-    tokens, best = list[DrawingProcess](), writing.best
+    tokens, chosen = list[DrawingProcess](), writing.next_token
     check = DrawingProcess._is_halted
     monkeypatch.setattr(DrawingProcess, "_is_halted", lambda self, job: (tokens.append(self), check(self, job))[1])
 
     def halted(*given: Any) -> int:
         tokens[-1]._halts.add("a")
-        return best(*given)
+        return chosen(*given)
 
-    monkeypatch.setattr(writing, "best", halted)
+    monkeypatch.setattr(writing, "next_token", halted)
     [opened, finished] = drawn(tiny_layered, picture)
     assert isinstance(opened, messages.ModelOpened) and isinstance(finished, messages.Finished)
     assert len(tokens) == 2 and not finished.error and not tokens[0]._halts
@@ -308,20 +310,20 @@ INTERRUPTED = """
 import signal, sys, time
 from qwenimg.cli.main import run
 from qwenimg.cli.signals import Stop
-from qwenimg.common.parts.texts import captions
+from qwenimg.common.parts.texts import writing
 
-stops, best, check = [], captions.best, Stop.check
+stops, chosen, check = [], writing.next_token, Stop.check
 
 def interrupted(*given):
     print("a token", file=sys.stderr, flush=True)
     signal.raise_signal(signal.SIGINT)
     while stops[-1].number is None:  # until the thread that watches has seen it
         time.sleep(0.001)
-    return best(*given)
+    return chosen(*given)
 
 Stop.check = lambda self: (stops.append(self), check(self))[1]
 Stop.patience = lambda self: 600.0  # else that thread may end the process before the next check
-captions.best = interrupted
+writing.next_token = interrupted
 sys.exit(run())
 """
 

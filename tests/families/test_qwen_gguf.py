@@ -22,8 +22,8 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats.gguf_types import named
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders import decoder, qwen
+from qwenimg.common.networks.encoders.qwen import QwenVLConfig
 from qwenimg.common.quant.gguf_blocks import STORAGE
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import read, read_quantized
@@ -92,11 +92,12 @@ ARCHITECTURES = {"transformer": "qwen_image", "text_encoder": "qwen2vl"}
 
 def test_names_are_llama_cpps() -> None:
     """Every tensor of the published text encoder under the name that gguf's own table gives it."""
-    for name in qwen_vl.manifest(QwenVLConfig()):
-        assert qwen_vl.rename(llama_cpp(f"model.{name}")) == name
-    assert qwen_vl.rename("output.weight") is None
+    for name in decoder.manifest(QwenVLConfig()):
+        assert qwen.QWEN2_5_VL.rename(llama_cpp(f"model.{name}")) == name
+    assert qwen.QWEN2_5_VL.rename("output.weight") is None
     for name in ("blk.0.attn_q_norm.weight", "v.blk.0.attn_q.weight", "rope_freqs.weight", "blk.x.attn_q.weight"):
-        assert qwen_vl.rename(name) == name, "unknown, and refused by the planner"
+        renamed = qwen.QWEN2_5_VL.rename(name)
+        assert renamed and renamed not in decoder.manifest(QwenVLConfig()), "unknown, and refused by the planner"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -211,7 +212,10 @@ def test_what_is_said_of_them(lossy: dict[str, Path]) -> None:
     print(*said.values())
     assert "layout: GGUF, Qwen-Image's transformer (--transformer)" in said["transformer"]
     assert "architecture: 'qwen_image'" in said["transformer"] and " as codes, " in said["transformer"]
-    assert "Qwen-Image's text encoder (--text-encoder)" in said["text_encoder"] and "1 Q6_K" in said["text_encoder"]
+    assert (
+        "a text encoder of Qwen-Image and LongCat-Image (--text-encoder)" in said["text_encoder"]
+        and "1 Q6_K" in said["text_encoder"]
+    )
 
 
 @pytest.mark.parametrize("part", ARCHITECTURES)

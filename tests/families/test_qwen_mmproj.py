@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
+from PIL import Image
 from safetensors.torch import save_file
 from support.cli_runner import cli
 from support.comfy_files import LAYOUTS, ROTATED, comfy
@@ -105,6 +106,27 @@ def test_layered_describes_by_both(tiny_layered: Path, tmp_path: Path, monkeypat
         pipe("", **asked)
 
 
+@pytest.mark.sample(0)
+def test_describe_takes_both(tiny_layered: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    """With a model that sees pictures; one that draws from texts alone refuses the tower, as for drawing."""
+    stored = {name: value.float().numpy() for name, value in tensors(tiny_layered / "text_encoder").items()}
+    language, tower = halves(stored)
+    parts = saved(tmp_path, (language | {"output.weight": stored["lm_head.weight"]}, tower))
+    file = tmp_path / "a.png"
+    Image.fromarray(SEEN).save(file)
+    asked = ("describe", str(file), "--backend", "cpu", "--precision", "fp32", "--limit", "8", "--quiet")
+    whole = cli(*asked, "-m", str(tiny_layered))
+    first, second = (("--text-encoder", str(path)) for path in parts.values())
+    pair = cli(*asked, "-m", str(tiny_layered), *first, *second)
+    print(whole.out.decode())
+    assert whole.code == pair.code == 0 and pair.out == whole.out and len(whole.out) > 8, pair
+    for folder in (tiny_layered, tiny_folder):
+        cli(*asked, "-m", str(folder), *first).refused(5, "language.gguf", "mmproj")
+    cli(*asked, "-m", str(tiny_folder), *first, *second).refused(2, "mmproj.gguf", "sees no picture")
+    drawn = ("generate", "a ring", "-m", str(tiny_folder), "--backend", "cpu", "-o", str(tmp_path / "b.png"))
+    cli(*drawn, *first, *second).refused(2, "mmproj.gguf", "sees no picture: leave it out")
+
+
 def test_names_are_llama_cpps() -> None:
     """Every tensor of the published text encoder is found under the names that gguf's own table gives its parts."""
     manifest = qwen_vl_vision.manifest(QwenVLVisionConfig())
@@ -172,8 +194,8 @@ def test_info_and_wrong_files(
     folder, parts = tiny_edit["qwen-2511"], saved(tmp_path, arrays)
     language, tower = parts.values()
     kind = registry.identify_file(tower)
-    assert kind is not None and kind.title == "Qwen-Image's text encoder"
-    assert "Qwen-Image's text encoder" in cli("info", str(tower)).out.decode()
+    assert kind is not None and kind.title == "a text encoder of Qwen-Image and LongCat-Image"
+    assert "a text encoder of Qwen-Image and LongCat-Image" in cli("info", str(tower)).out.decode()
 
     def refused(error: type[QwenimgError], match: str, place: Path = folder, **given: Path) -> None:
         with pytest.raises(error, match=match) as caught:

@@ -37,8 +37,8 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
-from qwenimg.common.networks.encoders import qwen3
-from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.encoders import decoder, qwen
+from qwenimg.common.networks.encoders.qwen import Qwen3Config
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.weights.storage import Packed
 
@@ -150,11 +150,11 @@ def llama_cpp(name: str) -> str:
 
 def test_names_are_llama_cpps() -> None:
     """Every tensor of the published text encoder under the name that gguf's own table gives it."""
-    for name in qwen3.manifest(Qwen3Config()):
-        assert qwen3.rename(llama_cpp(f"model.{name}")) == name
-    assert qwen3.rename("output.weight") is None
+    for name in decoder.manifest(Qwen3Config()):
+        assert qwen.QWEN3.rename(llama_cpp(f"model.{name}")) == name
+    assert qwen.QWEN3.rename("output.weight") is None
     for name in ("rope_freqs.weight", "blk.x.attn_q.weight", "blk.0.attn_qkv.weight"):
-        assert qwen3.rename(name) == name, "unknown, and refused by the planner"
+        assert qwen.QWEN3.rename(name) == name, "unknown, and refused by the planner"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -224,7 +224,7 @@ def test_published_sizes_from_files_of_the_published_sizes(
             shape = (3 * shape[0], shape[1])
         entries[there] = ("BF16", shape, 2)
     sparse(tmp_path / "z.safetensors", entries)
-    text = {f"model.{key}": ("BF16", shape, 2) for key, shape in qwen3.manifest(Qwen3Config()).items()}
+    text = {f"model.{key}": ("BF16", shape, 2) for key, shape in decoder.manifest(Qwen3Config()).items()}
     sparse(tmp_path / "qwen_3_4b.safetensors", text)
     vae = {f"{key}": ("F32", shape, 4) for key, shape in vae_manifest().items()}
     sparse(tmp_path / "ae.safetensors", vae)

@@ -24,7 +24,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.hub import folder_listing, resolve
 from qwenimg.common.hub.model_folders import read_folders
 from qwenimg.common.networks.denoisers import flux_dit, qwen_dit
-from qwenimg.common.networks.encoders import clip, qwen3, qwen3_vl_vision, qwen_vl_caption, qwen_vl_vision
+from qwenimg.common.networks.encoders import clip, qwen, qwen3_vl_vision, qwen_vl_vision
 from qwenimg.common.networks.vaes import flux2_vae, kl_vae, qwen_vae
 from qwenimg.common.parts import known_configs
 
@@ -112,13 +112,13 @@ def test_the_shipped_configurations_are_whole_models(name: str) -> None:
     folder, opened = data_folder(name), registry.published(KNOWN[name])
     assert opened is not None
     tables = known_configs.small_files(name)
-    index = tables["model_index.json"]
+    index = next(table for path, table in tables.items() if path.endswith("model_index.json"))
     for part_name, network in opened.family.parts.items():
         if part_name in opened.checkpoint.components:
             config = opened.checkpoint[part_name].config
             tables[f"{part_name}/config.json"] = network.written(config)
-            library, kind = index[part_name]  # type: ignore[misc]
-            assert library == "diffusers" or kind.startswith(("CLIP", "T5", "Qwen")), part_name
+            library, kind = index[part_name][:2]  # type: ignore[index]
+            assert library == "diffusers" or kind.startswith(("CLIP", "T5", "Qwen", "Mistral")), part_name
             assert library == "transformers" or network.kind == kind
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
     assert files == {path: as_json(table) for path, table in tables.items()}
@@ -135,12 +135,12 @@ def test_configurations_of_a_network_alone_are_the_published_ones() -> None:
     """The defaults of a network's configuration are those of one published model."""
     for model, part, network in (
         ("qwen-image", "transformer", qwen_dit.NETWORK),
-        ("qwen-image", "text_encoder", qwen_vl_caption.NETWORK),
+        ("qwen-image", "text_encoder", qwen.QWEN2_5_VL),
         ("qwen-image", "text_encoder", qwen_vl_vision.NETWORK),
         ("qwen-image", "vae", qwen_vae.NETWORK),
         ("flux-schnell", "transformer", flux_dit.NETWORK),
         ("qwen-image-2.1", "text_encoder", qwen3_vl_vision.NETWORK),
-        ("z-image", "text_encoder", qwen3.NETWORK),
+        ("z-image", "text_encoder", qwen.QWEN3),
         ("flux2-klein-4b", "vae", flux2_vae.NETWORK),
     ):
         assert known_configs.read(model, part, network) == network.config(), part
@@ -215,7 +215,7 @@ def test_every_file_is_listed_with_what_takes_it(comfy: Path, folders: dict[str,
     assert {name: (row["family"], row["kind"], row["use"], row["stored"]) for name, row in rows.items()} == {
         "qwen-Q4.gguf": ("Qwen-Image", "transformer", "--transformer", "Q4_0"),
         "qwen_transformer.safetensors": ("Qwen-Image", "transformer", "--transformer", "BF16"),
-        "qwen_text_encoder.safetensors": ("Qwen-Image", "text encoder", "--text-encoder", "BF16"),
+        "qwen_text_encoder.safetensors": ("Qwen-Image and LongCat-Image", "text encoder", "--text-encoder", "BF16"),
         "qwen_vae.safetensors": ("Qwen-Image", "vae", "--vae", "BF16"),
         "style.safetensors": ("Qwen-Image", "LoRA", "--lora", "F32"),
         "tiny sd": ("Stable Diffusion", "model", "-m", ""),

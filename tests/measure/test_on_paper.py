@@ -22,11 +22,11 @@ from support.paper_cases import NETWORKS
 from support.policies import BF16, FP32, UNET
 from torch.profiler import ProfilerActivity, profile
 
-from qwenimg.common.families.flux import memory as flux_memory
 from qwenimg.common.families.flux2 import memory as flux2_memory
 from qwenimg.common.families.sd3 import memory as sd3_memory
 from qwenimg.common.families.z_image import memory
 from qwenimg.common.networks.network import import_network
+from qwenimg.common.parts import flux_blocks
 from qwenimg.common.precision.machines import MACHINES
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights.plan import LoadPlan
@@ -235,7 +235,7 @@ def test_z_image(machine: str) -> None:
 
 
 LATER: dict[str, Callable[[Any], float]] = {  # operations of a branch by its plan, for 256x256 and the text's tokens
-    "flux-schnell": lambda config: flux_memory.step_operations(config, 256 + 256),
+    "flux-schnell": lambda config: flux_blocks.step_operations(config, 256 + 256),
     "flux2-klein-4b": lambda config: flux2_memory.step_operations(config, 256 + 512),
     "sd3-medium": lambda config: sd3_memory.step_operations(config, 256, 333),
 }

@@ -18,10 +18,11 @@ from support.parity_cases import MLX, TORCH, Twin
 
 from qwenimg import backends
 from qwenimg.common.families import registry
-from qwenimg.common.measure import charts, precision
+from qwenimg.common.measure import precision
 from qwenimg.common.measure.activations import ActivationObserver, BlockActivations, block_of
-from qwenimg.common.measure.charts import Chart, Series
 from qwenimg.common.measure.precision import PolicyRun, recommend
+from qwenimg.common.pictures import charts
+from qwenimg.common.pictures.charts import Chart, Series
 
 BACKENDS = ("cpu", "mlx")
 

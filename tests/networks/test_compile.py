@@ -34,9 +34,9 @@ from qwenimg.common.base.block import CachedBlocks
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders import decoder
 from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.network import Network, import_network
-from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.parity import parity
 from qwenimg.common.precision import presets
 from qwenimg.common.precision.precision import Precision, bases
@@ -198,10 +198,10 @@ SIDES = ((1, 5, 6), (1, 7, 4), (2, 8, 8), (1, 9, 5))  # of batches of images
 
 def text_encoder() -> Whole:
     def given(length: int) -> tuple[Any, ...]:
-        tables = (torch.from_numpy(part).float() for part in text_rope(length, TEXT.head_dim, TEXT.rope_theta))
+        tables = (torch.from_numpy(part).float() for part in decoder.text_table(TEXT, length))
         return torch.arange(length)[None], tuple(tables)
 
-    return component("qwen_vl", TEXT, bases(MMDIT)["fp32"]).model.forward, [given(length) for length in (5, 7, 9, 13)]
+    return component("decoder", TEXT, bases(MMDIT)["fp32"]).model.forward, [given(length) for length in (5, 7, 9, 13)]
 
 
 def clip() -> Whole:
@@ -220,7 +220,7 @@ def vae(network: str, *, encodes: bool) -> Whole:
 
 
 WHOLE: dict[str, Callable[[], Whole]] = {
-    "qwen_vl": text_encoder,
+    "decoder": text_encoder,
     "clip": clip,
     "qwen_vae, encoding": lambda: vae("qwen_vae", encodes=True),
     "qwen_vae, decoding": lambda: vae("qwen_vae", encodes=False),

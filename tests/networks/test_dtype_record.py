@@ -21,7 +21,7 @@ from support.parity_verdict import Verdict, judge
 from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, parse
 
 from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import qwen
 from qwenimg.common.parity import parity
 from qwenimg.common.precision import precision
 from qwenimg.common.precision.precision import Precision
@@ -138,7 +138,7 @@ class QuantizedTensor(Files):
         super().__init__(folder, stored)
         for part, role, blocks in (
             ("transformer", "transformer", qwen_dit.NETWORK.blocks),
-            ("text", "text", qwen_vl.NETWORK.blocks),
+            ("text", "text", qwen.QWEN2_5_VL.blocks),
         ):
             assert blocks is not None
             self.plans[part] = quantize.quantized(self.plans[part], quantize.POLICIES["4"][role], blocks)

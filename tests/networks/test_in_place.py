@@ -29,11 +29,11 @@ CLIP = CLIPConfig(
 )
 # Besides those of `NETWORKS`, which are given random latents: text encoders, given tokens.
 TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "qwen_vl": (TEXT, lambda component: component.encode([5, 3, 100, 7, 1])),
+    "decoder": (TEXT, lambda component: component.encode([5, 3, 100, 7, 1])),
     "clip": (CLIP, lambda component: component.encode([[2, *range(3, 78), 130]], 1, True)[0]),
 }
 WRITTEN = {"unet": {"silu_", "add_", "mul_"}, "kl_vae": {"silu_", "add_"}, "qwen_vae": {"silu_", "add_"}} | {
-    "qwen_vl": {"silu_", "mul_", "add_"}, "clip": {"add_"},
+    "decoder": {"silu_", "mul_", "add_"}, "clip": {"add_"},
 }  # fmt: skip
 
 

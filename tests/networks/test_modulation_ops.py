@@ -1,8 +1,9 @@
-"""The operations of blocks that are scaled and gated without a shift, of both backends, against NumPy in float64."""
+"""The operations of blocks that are scaled and gated, of both backends, against NumPy in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import erf
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +23,8 @@ BACKENDS: dict[str, tuple[Any, Callable[[np.ndarray], Any]]] = {
 RNG = np.random.default_rng(0)
 X, SCALE = RNG.standard_normal((2, 5, 12)).astype(np.float32), RNG.standard_normal((1, 1, 12)).astype(np.float32)
 
+SHIFT = RNG.standard_normal((1, 1, 12)).astype(np.float32)
+
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b))
@@ -35,6 +38,14 @@ def test_float32(backend: str) -> None:
     results = {
         "unit_norm": (ops.unit_norm(array(X), EPS), normed),
         "scaled": (ops.scaled(array(X), array(SCALE), ops.DTYPES["float32"]), wide * (1 + scale)),
+        "modulated": (
+            ops.modulated(array(X), array(SHIFT), array(SCALE), ops.DTYPES["float32"]),
+            wide * (1 + scale) + SHIFT.astype(np.float64),
+        ),
+        "gated_gelu_erf": (
+            ops.gated_gelu_erf(array(X.copy()), array(2 * X + 1)),
+            (2 * wide + 1) * wide * (0.5 + 0.5 * np.vectorize(erf)(wide / np.sqrt(2))),
+        ),
         "tanh": (ops.tanh(array(X)), np.tanh(wide)),
     }
     for name, (result, exact) in results.items():

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch.ops import layers
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import decoder, qwen
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.weights import keys
@@ -150,9 +150,9 @@ def test_text_encoder(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     theirs = theirs.double()
     fields = {"hidden_size": 60, "rope_theta": 1e6, "vocab_size": theirs.config.text_config.vocab_size}
-    config = qwen_vl.QwenVLConfig(**({key: TEXT[key] for key in TEXT if "num" in key or "size" in key} | fields))
-    loaded = keys.plan(tmp_path, "text_encoder", qwen_vl.manifest(config), rename=qwen_vl.rename)
-    ours = TORCH().engine.open("qwen_vl", config, loaded.stored(FP64), FP64)
+    config = qwen.QwenVLConfig(**({key: TEXT[key] for key in TEXT if "num" in key or "size" in key} | fields))
+    loaded = keys.plan(tmp_path, "text_encoder", decoder.manifest(config), rename=qwen.QWEN2_5_VL.rename)
+    ours = TORCH().engine.open("decoder", config, loaded.stored(FP64), FP64)
     for length in (1, 53):
         ids = np.random.default_rng(length).integers(0, config.vocab_size, length).tolist()
         with NarrowTensors() as narrow:

@@ -19,9 +19,7 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.encoders import clip, clip_names, language_names, t5_names
 from qwenimg.common.networks.encoders.clip import CLIPConfig
-from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
-from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders.qwen import Qwen3Config, Qwen3VLConfig, QwenVLConfig
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.parts.open_file import open_part
@@ -108,7 +106,7 @@ def claimed(names: tuple[str, ...], architecture: str | None = None) -> set[str]
 
 def test_qwen3_and_qwen3_vl_differ_by_prefix_tower_or_architecture() -> None:
     norm, tower, cpp = "layers.0.self_attn.q_norm.weight", "visual.patch_embed.proj.weight", "blk.0.attn_q_norm.weight"
-    alone, sees = {"z-image", "flux2"}, {"qwen-image-2.1"}
+    alone, sees = {"z-image", "flux2"}, {"qwen-image-2.1", "flux3"}
     for start in ("", "model.", "text_encoders.qwen3_4b.transformer.model."):
         assert claimed((start + norm,)) == alone
     for names in (

@@ -80,6 +80,7 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
     assert {*CallOptions.__annotations__} | {"prompt"} == {*OPTIONS}
     fields = {one.field for one in OPTIONS.values()}
     more = {"more_images", "template", "negative_template", "family_options", "upscaler", "goes_on_from", "inversions"}
+    more |= {"writer", "rewritten"}
     assert Request.__dataclass_fields__.keys() - fields == more
 
 

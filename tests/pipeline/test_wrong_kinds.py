@@ -140,6 +140,7 @@ def test_a_call_refuses_as_its_check_does(pipe: Pipeline) -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "prepare": {"prompts": ["a red circle"]},
+    "adapt": {},
     "compile": {},
     "resolve": {"asked": {}},
 }

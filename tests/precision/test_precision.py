@@ -12,7 +12,7 @@ from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, UN
 
 from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.networks.denoisers import qwen_dit, unet
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import decoder, qwen
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.precision import precision
 from qwenimg.common.precision.precision import Compute, DenoiserKind, Precision, bases
@@ -181,7 +181,7 @@ def test_every_weight_of_the_transformer_has_its_dtype() -> None:
 
 
 def test_places_are_the_transformers_alone() -> None:
-    text, vae = qwen_vl.manifest(qwen_vl.QwenVLConfig()), qwen_vae.manifest(qwen_vae.QwenVAEConfig())
+    text, vae = decoder.manifest(qwen.QwenVLConfig()), qwen_vae.manifest(qwen_vae.QwenVAEConfig())
     assert {BF16.weight_dtype("text", key) for key in text} == {"bfloat16"}
     assert {parse("bf16,vae=bf16", on_gpu=False).weight_dtype("vae", key) for key in vae} == {"bfloat16"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.gguf_files import write
 from support.refusals import refused
-from support.tiny_flux2 import VAE, tiny_dit, tiny_vae, transformer_file
+from support.relative import relative
+from support.tiny_flux2 import SMALL_DECODER, TEXT, VAE, tiny_dit, tiny_vae, transformer_file
 
 import qwenimg
 from qwenimg.common.families import registry
@@ -42,9 +44,10 @@ def vae_file(model: Any, inside: bool) -> Tensors:
     return {names[key]: value.contiguous() for key, value in stored.items()}
 
 
+@pytest.mark.parametrize("changes", [{}, SMALL_DECODER], ids=["", "small decoder"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_vae_in_ldm_names(tmp_path: Path, inside: bool) -> None:
-    model, path = tiny_vae(), tmp_path / "flux2-vae.safetensors"
+def test_vae_in_ldm_names(tmp_path: Path, inside: bool, changes: dict[str, Any]) -> None:
+    model, path = tiny_vae(**changes), tmp_path / "flux2-vae.safetensors"
     save_file(vae_file(model, inside), path)
     part = open_part(flux2_vae_names.LAYOUTS, path, LIKE_VAE, "vae")
     arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
@@ -52,8 +55,25 @@ def test_vae_in_ldm_names(tmp_path: Path, inside: bool) -> None:
     del expected["bn.num_batches_tracked"]
     assert arrays.keys() == expected.keys()
     assert all(np.array_equal(array.reshape(expected[name].shape), expected[name]) for name, array in arrays.items())
-    assert part.config == LIKE_VAE
+    assert part.config == replace(LIKE_VAE, **changes)
     part.plan.close()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_picture_by_the_small_decoder(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
+    """It has the latents of the other, which it decodes by itself, from a file and from a folder."""
+    model = tiny_vae(**SMALL_DECODER)
+    save_file(vae_file(model, True), tmp_path / "full_encoder_small_decoder.safetensors")
+    model.save_pretrained(tmp_path / "vae")
+    options: dict[str, Any] = {"backend": backend, "precision": "fp32"}
+    places = (None, tmp_path / "full_encoder_small_decoder.safetensors", tmp_path / "vae")
+    made = []
+    for place in places:
+        with qwenimg.load(tiny_flux2["flux2-klein"], **options, **({} if place is None else {"vae": place})) as pipe:
+            made.append(pipe("a ring", width=48, height=32, steps=2, seed=5))
+    whole, file, folder = made
+    assert np.array_equal(whole.latents, file.latents) and np.array_equal(file.pixels, folder.pixels)
+    assert not np.array_equal(whole.pixels, file.pixels)
 
 
 @pytest.mark.parametrize("key", ["bn.running_var", "decoder.mid.block_1.norm1.bias"])
@@ -91,6 +111,62 @@ def test_a_picture_of_parts_is_that_of_the_folder(
     whole = qwenimg.load(folder, **options)("a ring", **asked)
     made_of_parts = qwenimg.load(folder, **parts, **options)("a ring", **asked)
     assert np.array_equal(whole.latents, made_of_parts.latents) and np.array_equal(whole.pixels, made_of_parts.pixels)
+
+
+LLAMA_CPP = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
+}  # fmt: skip
+
+
+def mistral(folder: Path, *, whole: bool) -> Tensors:
+    """dev's text encoder without vision. whole: else as ComfyUI has it, 30 layers and the vocabulary."""
+    tensors: Tensors = {}
+    for file in (folder / "text_encoder").glob("*.safetensors"):
+        tensors |= load_file(file)
+    start, unused = "language_model.model.", ("norm.", "layers.30.", "layers.31.")
+    own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+    if whole:
+        return own | {"lm_head.weight": tensors["language_model.lm_head.weight"]}
+    used = {f"model.{key}": value for key, value in own.items() if not key.startswith(unused)}
+    return used | {"tekken_model": torch.zeros(8, dtype=torch.uint8)}
+
+
+def in_gguf(tensors: Tensors) -> dict[str, tuple[np.ndarray, str]]:
+    """By llama.cpp's names, with the rows of q and k in its order."""
+    made = {}
+    for key, value in tensors.items():
+        *start, number, name = key.removesuffix(".weight").split(".", 2) if key.startswith("layers.") else ("", key)
+        if name.endswith(("q_proj", "k_proj")):
+            heads = value.shape[0] // TEXT["head_dim"]
+            value = value.reshape(heads, 2, -1, value.shape[1]).transpose(1, 2).reshape(value.shape)
+        theirs = f"blk.{number}.{LLAMA_CPP[name]}.weight" if start else LLAMA_CPP[name]
+        made[theirs] = (value.numpy(), "F32")
+    return made
+
+
+@pytest.mark.parametrize("form", ["ComfyUI's", "GGUF of llama", "GGUF of mistral3"])
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
+def test_a_picture_of_the_parts_of_dev(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str, form: str) -> None:
+    folder, text, options = tiny_flux2["flux2-dev"], tmp_path / "mistral", {"backend": backend, "precision": "fp32"}
+    if form.startswith("GGUF"):
+        write(text, in_gguf(mistral(folder, whole=True)), form.split()[-1])
+    else:
+        save_file(mistral(folder, whole=False), text)
+    save_file(transformer_file(tiny_dit(guidance_embeds=True)), tmp_path / "flux2-dev.safetensors")
+    made, written = [], []
+    for parts in ({}, {"transformer": tmp_path / "flux2-dev.safetensors", "text_encoder": text}):
+        with qwenimg.load(folder, **parts, **options) as pipe:
+            made.append(pipe("a ring", width=48, height=32, steps=2, seed=5).latents)
+            if form == "GGUF of llama":  # whose head writes
+                written.append(pipe("a ring", width=48, height=32, steps=1, rewrite=0).recipe["prompt"])
+    assert len({*written}) <= 1
+    error = relative(made[1], made[0])
+    print(f"{backend} {form}: {error:.1e}")
+    assert error < 1e-5 if form.startswith("GGUF") else error == 0  # RoPE turns other pairs there, in float32
 
 
 def test_files_are_described_and_have_their_option(parts: dict[str, Path]) -> None:

@@ -21,7 +21,7 @@ from support.tiny_flux2 import tiny_dit, tiny_text_encoder
 from qwenimg import backends
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.networks.denoisers import flux2_conditioning, flux2_dit
-from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders import qwen
 from qwenimg.common.numbers.timesteps import timestep_features
 from qwenimg.common.parts.components import open_component, read_config
 
@@ -139,8 +139,8 @@ class ComparedText:
     def __init__(self, folder: Path, backend: str):
         self.model: Any = tiny_text_encoder()
         self.model.save_pretrained(folder)
-        config = replace(read_config(qwen3.NETWORK, folder), taps=TAPS)
-        part = open_component(qwen3.NETWORK, folder, config, "text_encoder")
+        config = replace(read_config(qwen.QWEN3, folder), taps=TAPS)
+        part = open_component(qwen.QWEN3, folder, config, "text_encoder")
         self.names, self.engine = part.plan.entries.keys(), backends.load(backend)
         self.ours = self.engine.open(part.network, part.config, part.stored(FP32), FP32)
 
@@ -173,7 +173,7 @@ def test_text_encoder(tmp_path: Path, backend: str) -> None:
 def test_faults_of_pads_are_seen(tmp_path: Path, backend: str) -> None:
     """Pads that see pads before them, and pads that are tokens like others."""
     compared, room = ComparedText(tmp_path, backend), "torch" if backend == "cpu" else backend
-    attention = import_module(f"qwenimg.backends.{room}.networks.encoders.qwen3").Attention
+    attention = import_module(f"qwenimg.backends.{room}.networks.encoders.decoder").Attention
     ops = import_module(f"qwenimg.backends.{room}.ops")
     for attended in (
         lambda layer, q, k, v, tokens: ops.attention(q, k, v, causal=True),
@@ -187,7 +187,7 @@ def test_faults_of_pads_are_seen(tmp_path: Path, backend: str) -> None:
 
 def test_too_few_layers_are_refused() -> None:
     with pytest.raises(ModelError, match="num_hidden_layers 27 is too small"):
-        qwen3.Qwen3Config(num_hidden_layers=27, taps=TAPS)
+        qwen.Qwen3Config(num_hidden_layers=27, taps=TAPS)
 
 
 # Faults

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.policies import FP32
 from support.relative import relative
-from support.tiny_flux2 import tiny_vae
+from support.tiny_flux2 import SMALL_DECODER, tiny_vae
 
 from qwenimg import backends
 from qwenimg.common.base.errors import ModelError
@@ -32,8 +32,8 @@ def opened(folder: Path) -> Component:
 
 
 class Compared:
-    def __init__(self, folder: Path, backend: str):
-        self.model: Any = tiny_vae()
+    def __init__(self, folder: Path, backend: str, **changes: object):
+        self.model: Any = tiny_vae(**changes)
         self.model.save_pretrained(folder)
         part = opened(folder)
         plans = halves(part.stored(FP32))
@@ -60,13 +60,14 @@ class Compared:
         return relative(moments[:, :32], encoded), relative(self.ours["decoder"].decode(latents, rows), decoded)
 
 
+@pytest.mark.parametrize("changes", [{}, SMALL_DECODER], ids=["", "small decoder"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.sample(1)
-def test_vae(tmp_path: Path, backend: str) -> None:
-    compared = Compared(tmp_path, backend)
+def test_vae(tmp_path: Path, backend: str, changes: dict[str, object]) -> None:
+    compared = Compared(tmp_path, backend, **changes)
     for rows in (None, 16):
         worst = max(compared.errors(rows))
-        print(f"{backend}, bands of {rows} rows: {worst:.1e} (limit {FLOAT32})")
+        print(f"{backend} {changes}, bands of {rows} rows: {worst:.1e} (limit {FLOAT32})")
         assert worst <= FLOAT32
 
 
@@ -119,7 +120,8 @@ def test_wrong_statistics_are_seen(tmp_path: Path, backend: str, change: str) ->
     ("change", "said"),
     [
         ({"patch_size": [1, 1]}, "patch_size is"),
-        ({"decoder_block_out_channels": [6, 6, 6, 6]}, "decoder_block_out_channels differs"),
+        ({"decoder_block_out_channels": [6, 6, 6]}, "has not the 4 levels"),
+        ({"decoder_block_out_channels": [6, 6, 6, 7]}, "norm_num_groups 3 does not divide 7"),
         ({"batch_norm_eps": 0.0}, "batch_norm_eps 0.0 must be positive"),
         ({"batch_norm_eps": float("nan")}, "NaN is not allowed"),
         ({"_class_name": "AutoencoderKL"}, "is of class"),

@@ -1,5 +1,5 @@
-"""LoRAs of Flux.1 and Flux.2 in the names of several trainers: the change of each weight is that of diffusers'
-converters."""
+"""LoRAs of Flux.1, of models with its blocks, of Flux.2 and of FLUX.3 in the names of several trainers: the change of
+each weight is that of diffusers' converters."""
 
 from __future__ import annotations
 
@@ -73,6 +73,23 @@ KLEIN = {
     "single_blocks.0.linear1": (9 * D, D),
     "single_blocks.19.linear2": (D, 4 * D),
 }
+# Twice as wide, with more blocks
+DEV = {name.replace("blocks.19", "blocks.47"): (2 * rows, 2 * columns) for name, (rows, columns) in KLEIN.items()}
+
+
+# Of Chroma, which has no layers of modulation, and of LongCat-Image, which has fewer blocks
+CHROMA = {name: shape for name, shape in KOHYA.items() if "_mod" not in name}
+LONGCAT = {name.replace("_18_", "_9_").replace("_37_", "_19_"): shape for name, shape in KOHYA.items()}
+FLUX3 = {
+    "content_mode_blocks.image.0.q_proj": (D, D),
+    "content_mode_blocks.image.4.k_proj": (D, D),
+    "content_mode_blocks.image_cond.1.v_proj": (D, D),
+    "content_mode_blocks.image_cond.2.mlp_in": (6 * D, D),
+    "txt_mode_blocks.3.attn_out": (D, D),
+    "txt_mode_blocks.4.mlp_out": (D, 3 * D),
+    "single_blocks.0.q_proj": (D, D),
+    "single_blocks.27.mlp_in": (6 * D, D),
+}
 
 
 def kohya(modules: dict[str, tuple[int, int]] = KOHYA) -> Tensors:
@@ -85,10 +102,10 @@ def kohya(modules: dict[str, tuple[int, int]] = KOHYA) -> Tensors:
     return out
 
 
-def ai_toolkit() -> Tensors:
+def ai_toolkit(modules: dict[str, tuple[int, int]]) -> Tensors:
     return {
         f"diffusion_model.{name}.lora_{side}.weight": random(*shape)
-        for name, (outputs, inputs) in KLEIN.items()
+        for name, (outputs, inputs) in modules.items()
         for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK)))
     }
 
@@ -106,28 +123,47 @@ def deltas_of(path: Path, tensors: Tensors, names: Names = PUBLISHED) -> Deltas:
     return lora.fit(read_lora(path), names)
 
 
-def klein_names() -> Names:
-    model = registry.published(catalog.KNOWN["flux2-klein-4b"])
+def known_names(name: str) -> Names:
+    model = registry.published(catalog.KNOWN[name])
     assert model is not None
     return lora_layers.names(model.checkpoint)
 
 
 @pytest.mark.parametrize(
-    ("converter", "written", "of_klein"),
+    ("converter", "written", "known"),
     [
-        pytest.param("_convert_kohya_flux_lora_to_diffusers", kohya, False, id="kohya"),
-        pytest.param("_convert_xlabs_flux_lora_to_diffusers", xlabs, False, id="XLabs"),
-        pytest.param("_convert_kohya_flux2_lora_to_diffusers", partial(kohya, KLEIN), True, id="Flux.2, kohya"),
-        pytest.param("_convert_non_diffusers_flux2_lora_to_diffusers", ai_toolkit, True, id="Flux.2, ai-toolkit"),
+        pytest.param("_convert_kohya_flux_lora_to_diffusers", kohya, "", id="kohya"),
+        pytest.param("_convert_kohya_flux_lora_to_diffusers", partial(kohya, CHROMA), "chroma1-hd", id="Chroma"),
+        pytest.param("_convert_kohya_flux_lora_to_diffusers", partial(kohya, LONGCAT), "longcat-image", id="LongCat"),
+        pytest.param("_convert_xlabs_flux_lora_to_diffusers", xlabs, "", id="XLabs"),
+        pytest.param(
+            "_convert_kohya_flux2_lora_to_diffusers", partial(kohya, KLEIN), "flux2-klein-4b", id="Flux.2, kohya"
+        ),
+        pytest.param(
+            "_convert_non_diffusers_flux2_lora_to_diffusers",
+            partial(ai_toolkit, KLEIN),
+            "flux2-klein-4b",
+            id="Flux.2, ai-toolkit",
+        ),
+        pytest.param("_convert_kohya_flux2_lora_to_diffusers", partial(kohya, DEV), "flux2-dev", id="dev, kohya"),
+        pytest.param(
+            "_convert_non_diffusers_flux2_lora_to_diffusers",
+            partial(ai_toolkit, DEV),
+            "flux2-dev",
+            id="dev, toolkit",
+        ),
+        pytest.param(
+            "_convert_non_diffusers_flux3_lora_to_diffusers", partial(ai_toolkit, FLUX3), "flux3-klein", id="FLUX.3"
+        ),
     ],
 )
 def test_changes_are_those_of_diffusers(
-    tmp_path: Path, converter: str, written: Callable[[], Tensors], of_klein: bool
+    tmp_path: Path, converter: str, written: Callable[[], Tensors], known: str
 ) -> None:
-    expected, names = by_diffusers(converter, written()), klein_names() if of_klein else PUBLISHED
+    expected, names = by_diffusers(converter, written()), known_names(known) if known else PUBLISHED
     changes = deltas_of(tmp_path / "a.safetensors", written(), names)["transformer"]
     check_changes(changes, expected)
-    assert len(changes) == 14 or not of_klein
+    assert len(changes) == 14 or not known.startswith("flux2")
 
 
 def test_info_of_double_blocks_alone(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image.family import SIZES
+from qwenimg.common.networks.encoders import decoder
+from qwenimg.common.networks.encoders.qwen import QwenVLConfig
 from qwenimg.common.numbers import packing, rope, tiles, timesteps
 from qwenimg.common.numbers import sizes as g
 from qwenimg.common.request.request import Defaults
@@ -296,7 +298,8 @@ def test_text_rope_equals_transformers(length, head_dim, theta):
         rope_parameters={"rope_type": "default", "rope_theta": theta},
     )
     their_cos, their_sin = Qwen2RotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
-    cos, sin = rope.text_rope(length, head_dim, theta)
+    ours = QwenVLConfig(hidden_size=4 * head_dim, num_attention_heads=4, rope_theta=theta)
+    cos, sin = decoder.text_table(ours, length)
     assert cos.shape == sin.shape == (length, head_dim // 2)
     # transformers repeats the table for both halves of a head.
     figures = [

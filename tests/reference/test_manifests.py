@@ -20,15 +20,8 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import (
-    qwen3,
-    qwen3_vl,
-    qwen3_vl_vision,
-    qwen_vl,
-    qwen_vl_caption,
-    qwen_vl_vision,
-)
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders import decoder, qwen, qwen3_vl_vision, qwen_vl_vision
+from qwenimg.common.networks.encoders.qwen import QwenVLConfig
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.vae import decodes
@@ -119,7 +112,7 @@ TINY_VAES = [
 
 def config(cls, data):
     ignored = {QwenDiTConfig: qwen_dit.IGNORED_CONFIG, QwenVAEConfig: qwen_vae.IGNORED_CONFIG}.get(cls, frozenset())
-    fields = qwen_vl.language_fields(data) if cls is QwenVLConfig else data
+    fields = qwen.QWEN2_5_VL.fields(data) if cls is QwenVLConfig else data
     return parse(cls, fields, source="config.json", ignored=ignored)
 
 
@@ -304,48 +297,48 @@ def test_published_text_encoder():
         Qwen2_5_VLTextModel,
     )
 
-    made = qwen_vl.manifest(config(QwenVLConfig, PUBLISHED_TEXT))
+    made = decoder.manifest(config(QwenVLConfig, PUBLISHED_TEXT))
     reference = Qwen2_5_VLConfig(text_config=NESTED_TEXT["text_config"], vision_config=VISION)
     with torch.device("meta"):
         language = shapes(Qwen2_5_VLTextModel(reference.text_config))
         whole = shapes(Qwen2_5_VLForConditionalGeneration(reference))
     print(f"{len(made)} tensors, {total(made):,} parameters; in the files {len(whole)}, {total(whole):,}")
     assert made == language
-    assert made == {name: shape for key, shape in whole.items() if (name := qwen_vl.rename(key)) is not None}
+    assert made == {name: shape for key, shape in whole.items() if (name := qwen.QWEN2_5_VL.rename(key)) is not None}
     assert total(made) == 7_070_619_136
     assert (len(whole), round(total(whole) / 1e6, 1)) == (729, 8292.2)
-    unused = {key: shape for key, shape in whole.items() if qwen_vl.rename(key) is None}
+    unused = {key: shape for key, shape in whole.items() if qwen.QWEN2_5_VL.rename(key) is None}
     assert {key.split(".")[0] for key in unused} == {"model", "lm_head"}
     assert total(unused) == total(whole) - total(made)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "model.language_model.", "language_model.model."])
 def test_every_key_style_is_the_manifest(prefix):
-    made = qwen_vl.manifest(TEXT)
-    assert {qwen_vl.rename(f"{prefix}{key}"): shape for key, shape in made.items()} == made
+    made = decoder.manifest(TEXT)
+    assert {qwen.QWEN2_5_VL.rename(f"{prefix}{key}"): shape for key, shape in made.items()} == made
 
 
 @pytest.mark.parametrize("key", ["visual.patch_embed.proj.weight", "model.visual.merger.ln_q.weight", "lm_head.weight"])
 def test_what_is_not_needed_has_no_name(key):
-    assert qwen_vl.rename(key) is None
+    assert qwen.QWEN2_5_VL.rename(key) is None
 
 
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model.", "model.visual."])
 def test_frequencies_in_a_file_are_not_needed(prefix):
     """Files of other programs have them, of the model and of each layer."""
-    networks = (qwen3, qwen3_vl, qwen3_vl_vision, qwen_vl, qwen_vl_vision, qwen_vl_caption)
+    networks = (qwen.QWEN2_5_VL, qwen.QWEN3, qwen.QWEN3_VL, qwen_vl_vision.NETWORK, qwen3_vl_vision.NETWORK)
     for name in ("rotary_emb.inv_freq", "layers.3.self_attn.rotary_emb.inv_freq", "rotary_pos_emb.inv_freq"):
         assert [network.rename(prefix + name) for network in networks] == [None] * len(networks)
 
 
 def test_flat_and_nested_configurations_are_equal():
     assert config(QwenVLConfig, NESTED_TEXT) == config(QwenVLConfig, PUBLISHED_TEXT)
-    odd = {"hidden_size": 66, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5}
+    odd = {"hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5}
     flat = config(QwenVLConfig, PUBLISHED_TEXT | odd | {"rope_theta": 12345.0})
     rope = {"rope_parameters": {**MROPE, "rope_theta": 12345.0}}
     nested = config(QwenVLConfig, NESTED_TEXT | {"text_config": LANGUAGE | odd | rope})
     assert flat == nested
-    assert (flat.rope_theta, flat.rms_norm_eps, flat.head_dim) == (12345.0, 1e-5, 11)
+    assert (flat.rope_theta, flat.rms_norm_eps, flat.head_dim) == (12345.0, 1e-5, 10)
 
 
 # Refused

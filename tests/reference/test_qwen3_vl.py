@@ -19,8 +19,8 @@ from support.tiny_model import randomise
 from support.tiny_qwen21 import TEXT
 
 from qwenimg.common.families.qwen_image_21 import references
-from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
-from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
+from qwenimg.common.networks.encoders import decoder, qwen, qwen3_vl_vision
+from qwenimg.common.networks.encoders.qwen import Qwen3VLConfig
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import rope
@@ -112,7 +112,7 @@ def test_states_of_a_prompt_with_pictures(model: Any, folder: Path, backend: str
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_states_without_the_tower(model: Any, folder: Path, backend: str) -> None:
-    engine, ours = opened(folder, backend, qwen3_vl.NETWORK)
+    engine, ours = opened(folder, backend, qwen.QWEN3_VL)
     for ids in (list(range(3, 20)), list(range(500, 400, -1))):
         error = relative_float32(np.asarray(engine.numpy(ours.encode(ids))), reference_states(model, ids, []))
         print(f"{backend} {len(ids)} tokens: {error:.1e} (limit {FLOAT32})")
@@ -142,7 +142,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, name: str, ours: Any) -> Iterator[N
         elif name == "one axis":
             patch.setattr(rope, "picture_positions", one_axis)
         else:
-            patch.setattr(rope, "interleaved_rope", rope.sectioned_rope)
+            patch.setattr(rope, "interleaved_axes", rope.section_axes)
         yield
 
 
@@ -164,7 +164,7 @@ def test_planted_faults_are_caught(model: Any, folder: Path, monkeypatch: pytest
 def test_the_published_axes() -> None:
     """Of 64 angles, i % 3 == 1 is the row's and i % 3 == 2 the column's, below 60."""
     positions = np.array([[1000, 1, 0]])
-    cos, sin = rope.interleaved_rope(positions, (24, 20, 20), 5e6)
+    cos, sin = decoder.table_at(Qwen3VLVisionConfig(), positions)
     angles = np.array([5e6 ** (-i / 64) for i in range(64)])
     axis = np.array([i % 3 if i < 60 else 0 for i in range(64)])
     expected = angles * positions[0][axis]
@@ -185,7 +185,9 @@ def test_manifest_is_that_of_the_reference(model: Any, folder: Path) -> None:
     manifest = network.manifest(read_config(network, folder))
     assert {network.published(name): shape for name, shape in manifest.items()} == stored
     assert all(network.rename and network.rename(name) in manifest for name in stored)
-    assert qwen3_vl.rename("lm_head.weight") is None and qwen3_vl.rename("model.visual.merger.norm.bias") is None
+    assert (
+        qwen.QWEN3_VL.rename("lm_head.weight") is None and qwen.QWEN3_VL.rename("model.visual.merger.norm.bias") is None
+    )
 
 
 def test_published_counts() -> None:
@@ -207,7 +209,7 @@ def test_configurations_are_the_same() -> None:
            "text_config": {"hidden_size": 4096, "rope_theta": 5e6, "rope_scaling": sections}}  # fmt: skip
     new = {"model_type": "qwen3_vl", "vision_config": vision,
            "text_config": {"hidden_size": 4096, "rope_parameters": sections | {"rope_theta": 5e6}}}  # fmt: skip
-    for network, config in ((qwen3_vl_vision.NETWORK, Qwen3VLVisionConfig()), (qwen3_vl.NETWORK, Qwen3VLConfig())):
+    for network, config in ((qwen3_vl_vision.NETWORK, Qwen3VLVisionConfig()), (qwen.QWEN3_VL, Qwen3VLConfig())):
         for data in (old, new, network.written(config)):
             fields = {name: tuple(v) if isinstance(v, list) else v for name, v in network.fields(data).items()}
             assert network.config(**fields) == config
@@ -215,7 +217,7 @@ def test_configurations_are_the_same() -> None:
 
 def test_only_layers_up_to_the_last_tap_are_used() -> None:
     config = Qwen3VLConfig(num_hidden_layers=8, taps=(2, 4))
-    used = qwen3_vl.NETWORK.used(config, qwen3_vl.NETWORK.manifest(config))
+    used = qwen.QWEN3_VL.used(config, qwen.QWEN3_VL.manifest(config))
     assert {name.split(".")[1] for name in used if name.startswith("layers.")} == {"0", "1", "2", "3"}
     assert config.state_size == 2 * config.hidden_size and Qwen3VLConfig().used_layers == 36
 

@@ -4,6 +4,7 @@ and planted faults."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ from support.tiny_layered import with_generation
 
 import qwenimg
 from qwenimg import Pipeline
-from qwenimg.backends.torch.networks.encoders import qwen_vl_caption as on_torch
-from qwenimg.backends.torch.networks.encoders.language_model import KeyValues
+from qwenimg.backends.torch.networks.encoders import decoder as on_torch
+from qwenimg.backends.torch.ops.kept import KeyValues
 from qwenimg.common.families.qwen_image import captions
 from qwenimg.common.families.qwen_image.layered import described
-from qwenimg.common.networks.encoders.qwen_vl_caption import NETWORK
-from qwenimg.common.parts.texts import captions as texts
-from qwenimg.common.parts.texts.captions import best
+from qwenimg.common.numbers.next_token import Decoding, next_token
+from qwenimg.common.parts.texts import writing as texts
 
 BACKENDS = ("cpu", "mlx")
 TOKENS = 40
@@ -60,12 +60,14 @@ def reference(model: Any, which: str, penalty: float) -> list[int]:
 
 
 def written(folder: Path, backend: str, which: str, penalty: float) -> list[int]:
-    engine, ours = seen_pictures.opened(folder, backend, NETWORK)
+    engine, ours = seen_pictures.opened(folder, backend, captions.NETWORK)
     ids, places, pictures = prompt(PROMPTS[which])
-    scores, tokens = ours.begin(ids, places, [ours.slots(*one) for one in pictures]), list[int]()
+    slots = [ours.slots(*one) for one in pictures]
+    opening = ours.opening(ids[: places[0].start if places else 3]) if penalty == 1 else ()
+    scores, tokens = engine.numpy(ours.begin(ids, places, slots, opening)), list[int]()
     while len(tokens) < TOKENS:
-        tokens.append(best(engine.numpy(scores), {*ids, *tokens}, penalty))
-        scores = ours.follow(tokens[-1])
+        tokens.append(next_token(scores, None, {*ids, *tokens}, Decoding(penalty=penalty), 0))
+        [scores] = engine.numpy(ours.follow(tokens[-1:]))
     return tokens
 
 
@@ -81,37 +83,86 @@ def test_tokens_are_those_of_transformers(model: Any, folder: Path, which: str, 
         assert tokens == expected and len(set(expected)) >= DISTINCT
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
+def test_rows_of_unequal_prompts(model: Any, folder: Path, backend: str) -> None:
+    """Texts side by side, of which one begins later and one leaves early, are those that each would be alone."""
+    engine, ours = seen_pictures.opened(folder, backend, captions.NETWORK)
+    expected, rows, texts = {which: reference(model, which, 1.0) for which in PROMPTS}, list[str](), dict[str, Any]()
+
+    def begin(which: str) -> None:
+        ids, places, pictures = prompt(PROMPTS[which])
+        scores = ours.begin(ids, places, [ours.slots(*one) for one in pictures])
+        texts[which] = [int(engine.numpy(scores).argmax())]
+        rows.append(which)
+
+    def follow(count: int) -> None:
+        for _ in range(count):
+            scores = engine.numpy(ours.follow([texts[which][-1] for which in rows]))
+            for which, row in zip(rows, scores, strict=True):
+                texts[which].append(int(row.argmax()))
+
+    first, second, third = PROMPTS
+    begin(first)
+    begin(second)
+    follow(5)
+    begin(third)
+    follow(10)
+    ours.end(rows.index(second))
+    rows.remove(second)
+    follow(20)
+    for which, text in texts.items():
+        print(f"{backend} {which}: {len(text)} tokens")
+        assert text == expected[which][: len(text)]
+    assert [len(texts[which]) for which in PROMPTS] == [36, 16, 31]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tokens", [7, 1])
+@pytest.mark.sample(1)
+def test_a_prompt_in_chunks(
+    model: Any, folder: Path, backend: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Borders of chunks lie within pictures too."""
+    for package in ("torch", "mlx"):
+        monkeypatch.setattr(import_module(f"qwenimg.backends.{package}.networks.encoders.decoder"), "PREFILL", tokens)
+    assert written(folder, backend, "two pictures", 1.0) == reference(model, "two pictures", 1.0)
+
+
 # Planted faults of the positions and of the kept keys and values
 
 
 def _numbered(patch: pytest.MonkeyPatch) -> None:
     """A written token has its number as its position, not the one behind the picture's longest side."""
-    follow = on_torch.Runner.follow
+    begin = on_torch.Writer.begin
 
-    def by_number(self: Any, token: int) -> Any:
-        self.places = []
-        return follow(self, token)
+    def by_number(self: Any, ids: Any, *seen: Any) -> Any:
+        scores = begin(self, ids, *seen)
+        self.rows[-1].position = len(ids)
+        return scores
 
-    patch.setattr(on_torch.Runner, "follow", by_number)
+    patch.setattr(on_torch.Writer, "begin", by_number)
 
 
 def _moved(patch: pytest.MonkeyPatch) -> None:
     """The picture's tokens are one further behind."""
-    begin = on_torch.Runner.begin
+    begin = on_torch.Writer.begin
 
-    def late(self: Any, ids: Any, places: Any, slots: Any) -> Any:
-        return begin(self, ids, [place._replace(start=place.start + 1) for place in places], slots)
+    def late(self: Any, ids: Any, places: Any, *seen: Any) -> Any:
+        return begin(self, ids, [place._replace(start=place.start + 1) for place in places], *seen)
 
-    patch.setattr(on_torch.Runner, "begin", late)
+    patch.setattr(on_torch.Writer, "begin", late)
 
 
 def _forgotten(patch: pytest.MonkeyPatch) -> None:
     """Only the last token's keys are seen."""
+    extend = KeyValues.extend
 
-    def alone(self: Any, k: Any, v: Any) -> Any:
-        return k, v
+    def alone(self: Any, k: Any, v: Any) -> None:
+        self.length = 0
+        extend(self, k, v)
 
-    patch.setattr(KeyValues, "extended", alone)
+    patch.setattr(KeyValues, "extend", alone)
 
 
 @pytest.mark.parametrize("fault", [_numbered, _moved, _forgotten])
@@ -164,8 +215,11 @@ def test_captions_are_those_of_diffusers(tiny_layered: Path, language: str) -> N
 def test_instructions_are_those_of_diffusers(tiny_layered: Path) -> None:
     pipe = oracle_layered.pipeline(tiny_layered)
     published = {"en": pipe.image_caption_prompt_en, "zh": pipe.image_caption_prompt_cn}
-    for language, around in captions.describing().texts.items():
-        assert around.template.text.replace("{}", around.before(1)) == published.pop(language)
+    how = captions.describing()
+    chat = how.chat
+    assert chat.picture is not None
+    for language, text in how.texts.items():
+        assert chat.text.format(system=text, pictures="".join(chat.picture), user="") == published.pop(language)
     assert not published
 
 
@@ -188,7 +242,7 @@ def test_a_stop_token_ends_the_caption(tiny_layered: Path, tmp_path: Path, monke
     for backend in BACKENDS:
         with opened(folder, backend) as pipe:
             assert caption(pipe) == expected, backend
-    monkeypatch.setattr(texts.CaptionTexts, "_stops", lambda self: frozenset())  # planted: it is ignored
+    monkeypatch.setattr(texts.Writer, "stops", frozenset())  # planted: it is ignored
     with opened(folder, "cpu") as pipe:
         longer = caption(pipe)
     print(f"{len(expected)} characters up to the token {stop}, {len(longer)} without")

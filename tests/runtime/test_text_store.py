@@ -147,6 +147,16 @@ def test_the_folder_stays_below_its_budget(tmp_path: Path) -> None:
     assert not store.has("big") and store.has("00") and not store.has(None)
 
 
+def test_a_transposed_array_is_read_as_it_was(tmp_path: Path) -> None:
+    """Latents of MLX are: their channels lie last."""
+    said: list[str] = []
+    store = TextStore(lambda kind, text: said.append(text), tmp_path / "p")
+    array = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4).transpose(0, 3, 1, 2)
+    store.put("one", [array])
+    found = store.get("one", [array.shape])
+    assert not said and found is not None and np.array_equal(found[0], array)
+
+
 def test_a_folder_that_cannot_be_written_is_a_line(tiny_folder: Path, place: Path, drawn: np.ndarray) -> None:
     place.parent.mkdir()
     place.write_text("a file")

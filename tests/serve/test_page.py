@@ -21,7 +21,7 @@ from support import tiny_autoencoder
 from support.browsers import axe, chromium
 from support.foreign_cases import PAGE
 from support.processes import qwenimg
-from support.servers import LONG, RunningServer, serving, until_end
+from support.servers import LONG, RunningServer, events, serving, until_end
 from support.tiny_control import write_controlnet
 from support.tiny_controlnet import write_controlnet as write_unet_controlnet
 from support.tiny_ip_adapter import write_adapter
@@ -945,3 +945,73 @@ def test_a_page_on_another_origin_gets_nothing(browser: Any, server: RunningServ
             context.close()
         assert client.get("/api/jobs").json() == jobs, "and nothing was drawn"
         evil.shutdown()
+
+
+# A LoRA
+
+
+@slow
+def test_a_lora_from_its_order_to_the_form(browser: Any, tmp_path: Path) -> None:
+    """Chart and samples grow with the steps, also after a reload; a drawing waits; Stop keeps the checkpoint."""
+    folder = tmp_path / "t" / "pets"
+    folder.mkdir(parents=True)
+    for value, color in enumerate(("red", "green", "blue")):
+        (folder / f"{color}.png").write_bytes(png(np.full((64, 64, 3), 60 * value)))
+        (folder / f"{color}.txt").write_text(f"a {color} sks")
+    with serving(tmp_path / "g", "--training", tmp_path / "t") as server:
+        one = Watched(browser, server)
+        page = one.page
+        page.locator("#train summary").click()
+        expect(page.locator("#tfolders option")).to_have_attribute("value", "pets")
+        page.fill("#tdata", "../g")
+        page.fill("#toutput", "my")
+        page.click("#begintraining")
+        expect(page.locator("#tfault")).to_contain_text("is not in the folder")
+        for field, value in {"tdata": "pets", "toutput": MARKUP, "tsteps": "100000", "tword": "sks"}.items():
+            page.fill(f"#{field}", value)
+        page.click("#begintraining")
+        expect(page.locator("#tfault")).to_contain_text("Output is")
+        page.fill("#toutput", "my")
+        page.fill("#tsample", MARKUP)
+        assert axe(page) == []
+        page.click("#begintraining")
+        expect(page.locator("#lessonhead")).to_have_text("Training my")
+        with server.http as http:  # not by the browser's clock
+            job = http.get("/api/jobs").json()["jobs"][0]["id"]
+            with http.stream("GET", f"/api/jobs/{job}/events") as response:
+                next(data for name, data in events(response) if name == "step" and data["step"] > 1)
+        expect(page.locator("#samples img")).to_have_count(1)
+        expect(page.locator("#lessontold")).to_have_text(re.compile(r"step \d+ of 100000 · loss .* · rate .* left"))
+        expect(page.locator("#curve polyline").first).to_have_attribute("points", re.compile(r"\d+\.\d,\d"))
+        small(page)
+        page.fill("#prompt", "waits")
+        page.click("#draw")
+        expect(page.locator("#waiting li")).to_have_text(re.compile("1.*waits.*after a training, about .*Cancel"))
+        expect(page.locator("#state")).to_have_text("training, 1 waiting")
+        page.keyboard.press("Escape")  # stops drawings only
+        assert axe(page) == []
+        page.reload()
+        expect(page.locator("#curve polyline").first).to_be_visible()
+        expect(page.locator("#samples img")).to_have_count(1)
+        assert page.locator("#samples img").evaluate("one => one.decode().then(() => one.naturalWidth)") == 64
+        page.click("#halt")
+        with server.http as http:
+            assert until_end(http, job)["state"] == "cancelled"
+            assert until_end(http, http.get("/api/jobs").json()["jobs"][0]["id"])["state"] == "done"
+        expect(page.locator("#lessonhead")).to_have_text("my was stopped; its checkpoint is kept")
+        expect(page.locator("#gallery li")).to_have_count(1)
+        assert (tmp_path / "t/my.run/lora.safetensors").exists()
+        with server.http as http:
+            body = {"kind": "training", "data": "pets", "output": "two", "steps": 2, "size": 64}
+            done = until_end(http, http.post("/api/jobs", json=body).json()["id"])
+            assert done["state"] == "done", done
+        expect(page.locator("#toasted")).to_have_text("two is trained.")
+        page.locator("#train").evaluate("one => { one.open = true; }")
+        page.get_by_role("button", name="Use two").click()
+        expect(page.locator("#f-lora")).to_have_value("two")
+        expect(page.locator("#f-lora")).to_be_focused()
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download two").click()
+        assert Path(download.value.path()).read_bytes() == (tmp_path / "t/two.safetensors").read_bytes()
+        page.set_viewport_size(NARROW)
+        one.check("400")

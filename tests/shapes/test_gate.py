@@ -159,10 +159,10 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tools")!r}]
 from support.training_runs import options
-from qwenimg.backends.torch.training import loop
+from training import run as train_run
 from training import stages as train
 from training import vae as train_vae
-train_vae.MEASURED, loop.LOG_EVERY = 4, 2
+train_vae.MEASURED, train_run.LOG_EVERY = 4, 2
 for stage in ("vae", "text", "dit"):
     train.train(options(stage, Path({str(out)!r}), steps=4), print, device="cpu")
 """

@@ -19,6 +19,7 @@ from qwenimg.cli.serve.image_job import ImageJob
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.settings import Settings
+from qwenimg.cli.serve.training_options import parse_training, training_job
 from qwenimg.cli.serve.workers import ServerWorker
 from qwenimg.cli.workers.messages import (
     Draw,
@@ -32,6 +33,7 @@ from qwenimg.cli.workers.messages import (
     Start,
     Stepped,
     ToWorker,
+    TrainingStep,
 )
 from qwenimg.cli.workers.process import Lost
 from qwenimg.common.families.load_options import LoadOptions
@@ -95,6 +97,12 @@ class FakeWorker(ServerWorker):
         recipe = {"prompt": job.prompt, "seed": job.seeds[index], "width": 8, "height": 8}
         await self.say(PictureDrawn(id=self.task.id, index=index, data=PNG, recipe=recipe, seconds=0.1))
 
+    async def train(self, step: int, steps: int = 10, left: float = 100.0) -> None:
+        assert self.task is not None
+        await self.say(
+            TrainingStep(id=self.task.id, step=step, steps=steps, made=1, loss=1 / step, rate=1e-4, left=left)
+        )
+
     async def finish(self, error: str = "", exit_code: int = 0, *, refused: bool = False) -> None:
         assert self.task is not None
         name, self.task = self.task.id, None
@@ -151,3 +159,7 @@ def image_job(prompt: str = "x", seeds: tuple[int, ...] = (1,), **changed: Any) 
     spec = Job(options={"prompt": prompt}, seeds=seeds, files=files)
     usual: dict[str, Any] = {"model": "one", "spec": spec, "kind": "images", "deadline": 600.0}
     return ImageJob(**{**usual, **changed})
+
+
+def training(output: str = "my", **given: Any) -> ImageJob:
+    return training_job("one", parse_training({"data": "pets", "output": output, **given}), "/nowhere")

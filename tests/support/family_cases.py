@@ -10,6 +10,7 @@ import numpy as np
 
 import qwenimg
 from qwenimg import Pipeline
+from qwenimg.common.families.longcat import references as longcat_references
 from qwenimg.common.families.qwen_image import references
 
 BACKENDS = ("cpu", "mlx")
@@ -27,9 +28,16 @@ KINDS = {
     "z-image": "z-image",
     "flux2-klein": "flux2",
     "flux2-base": "flux2",
+    "flux2-dev": "flux2-dev",
+    "flux3-klein": "flux3",
+    "flux3-base": "flux3",
     "flux-dev": "flux",
     "flux-schnell": "flux",
     "sd3": "sd3",
+    "longcat": "longcat",
+    "longcat-edit": "longcat",
+    "chroma": "chroma",
+    "ernie": "ernie",
     "toy": "toy",
 }
 FIRST = {family: kind for kind, family in reversed(KINDS.items()) if family != "toy"}
@@ -81,3 +89,4 @@ def given_a_picture(pipe: Pipeline) -> Pipeline:
 def see_few_pixels(monkeypatch: Any) -> None:
     """Lets a model that edits pictures see a hundredth of what it was trained with."""
     monkeypatch.setattr(references, "AREA", 96**2)
+    monkeypatch.setattr(longcat_references, "AREA", 96**2)

@@ -8,8 +8,12 @@ from typing import NamedTuple
 
 from qwenimg.common.hub.resolve import resolve
 from support import (
+    mutants_chroma,
+    mutants_ernie,
     mutants_flux,
     mutants_flux2,
+    mutants_flux3,
+    mutants_longcat,
     mutants_qwen,
     mutants_qwen21,
     mutants_qwen_control,
@@ -46,6 +50,10 @@ TABLES: Mapping[str, Table] = {
     "sd3": Table(mutants_sd3.MUTANTS, lambda tiny, scratch: Judge(tiny["sd3"])),
     "flux": Table(mutants_flux.MUTANTS, mutants_flux.judge),
     "flux2": Table(mutants_flux2.MUTANTS, mutants_flux2.judge),
+    "flux3": Table(mutants_flux3.MUTANTS, mutants_flux3.judge),
+    "chroma": Table(mutants_chroma.MUTANTS, mutants_chroma.judge),
+    "ernie": Table(mutants_ernie.MUTANTS, mutants_ernie.judge),
+    "longcat": Table(mutants_longcat.MUTANTS, mutants_longcat.judge),
     "qwen-edit": Table(mutants_qwen_edit.MUTANTS, mutants_qwen_edit.judge),
     "qwen-layered": Table(mutants_qwen_layered.MUTANTS, mutants_qwen_layered.judge),
     "qwen21": Table(mutants_qwen21.MUTANTS, mutants_qwen21.judge),

@@ -15,6 +15,7 @@ from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.networks.denoisers import flux2_conditioning
 from qwenimg.common.numbers import noise, packing
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
+from qwenimg.common.pipeline.models import patch_model
 from qwenimg.common.pipeline.models.inputs import PictureInputs
 from qwenimg.common.request.request import MULTIPLE
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
@@ -72,10 +73,10 @@ def norm_eps(patch: Patch) -> None:
 
 
 def _taps(patch: Patch, change: Any) -> None:
-    owner = patch.backend.network("qwen3").Qwen3TextEncoder
+    owner = patch.backend.network("decoder").Decoder
 
     def changed(encoder: Any) -> None:
-        encoder.taps = change(encoder.taps)
+        encoder.depths = change(encoder.depths)
 
     patch.built(owner, changed)
 
@@ -97,8 +98,8 @@ def text_not_normed(patch: Patch) -> None:
 
 def pads_attended(patch: Patch) -> None:
     """As if they were text."""
-    owner = patch.backend.network("qwen3").Attention
-    patch.around(owner, patch.backend.calls, lambda call, layer, x, rope, pads: call(layer, x, rope, 0))
+    owner = patch.backend.network("decoder").Attention
+    patch.around(owner, patch.backend.calls, lambda call, layer, x, rope, pads, *rest: call(layer, x, rope, 0, *rest))
 
 
 # The VAE
@@ -247,7 +248,7 @@ def text_without_pads(patch: Patch) -> None:
 
 
 def template_that_thinks(patch: Patch) -> None:
-    patch.set(model, "TEMPLATE", replace(model.TEMPLATE, text=model.TEMPLATE.text.partition("<think>")[0]))
+    patch.set(Flux2, "template", replace(model.TEMPLATE, text=model.TEMPLATE.text.partition("<think>")[0]))
 
 
 def tokens_columns_first(patch: Patch) -> None:
@@ -308,8 +309,8 @@ _ALL = (
     Mutant(text_not_numbered, "text tokens not numbered", picture=True),
     Mutant(text_without_pads, "text without its pads", picture=True),
     Mutant(template_that_thinks, "the template without its empty thought", picture=True),
-    Mutant(shared.cfg_branches_swapped(model), "the branches of guidance exchanged", picture=True),
-    Mutant(shared.cfg_from_the_prompt(model), "guidance from the prompt's prediction", picture=True),
+    Mutant(shared.cfg_branches_swapped(patch_model), "the branches of guidance exchanged", picture=True),
+    Mutant(shared.cfg_from_the_prompt(patch_model), "guidance from the prompt's prediction", picture=True),
     *shared.DECODING,
     Mutant(reference_stretched, "a reference stretched for its middle", scene="odd"),
 )

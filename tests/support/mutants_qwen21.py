@@ -199,12 +199,11 @@ def deep_slots_of_the_layer_behind(patch: Patch) -> None:
 
 
 def deep_slots_put_for_added(patch: Patch) -> None:
-    with_slots = patch.backend.network("qwen3_vl_vision").with_slots
-    patch.around(
-        _tower(patch, "Qwen3PictureEncoder"),
-        "added",
-        lambda added, own, x, places, slots: with_slots(x, places, slots, own.stream),
-    )
+    def put(added: Any, own: Any, x: Any, places: Any, slots: Any) -> Any:
+        instead = [slot - x[:, at.start : at.start + slot.shape[1]] for at, slot in zip(places, slots, strict=True)]
+        return added(own, x, places, instead)
+
+    patch.around(_tower(patch, "Qwen3PictureEncoder"), "added", put)
 
 
 def tower_eps(patch: Patch) -> None:
@@ -260,7 +259,7 @@ def patch_rows_and_columns_swapped(patch: Patch) -> None:
 
 def sections_of_rope_in_a_row(patch: Patch) -> None:
     """As Qwen2.5-VL's are."""
-    patch.set(rope, "interleaved_rope", rope.sectioned_rope)
+    patch.set(rope, "interleaved_axes", rope.section_axes)
 
 
 def picture_of_another_mean(patch: Patch) -> None:

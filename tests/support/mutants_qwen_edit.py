@@ -256,7 +256,7 @@ def picture_frames_counted_in_rows(patch: Patch) -> None:
 
 def sections_of_rope_interleaved(patch: Patch) -> None:
     """As Qwen3-VL's are."""
-    patch.set(rope, "sectioned_rope", rope.interleaved_rope)
+    patch.set(rope, "section_axes", rope.interleaved_axes)
 
 
 def slots_one_token_late(patch: Patch) -> None:

@@ -281,6 +281,18 @@ def branches_swapped(model: Any) -> Plant:
     return branches_swapped
 
 
+def from_the_prompt(model: Any) -> Plant:
+    """Return a plant in such a class: pos + s (pos - neg)."""
+
+    def guidance_from_the_prompt(patch: Patch) -> None:
+        def formula(engine: Any, request: Any, both: Any) -> Any:
+            return both[0] + request.guidance * (both[0] - both[1])
+
+        patch.set(model, "guidance", replace(model.guidance, formula=formula))
+
+    return guidance_from_the_prompt
+
+
 def cfg_branches_swapped(model: Any) -> Plant:
     """Return a plant in a model's module, from which its models take `cfg`."""
 

@@ -1,4 +1,4 @@
-"""diffusers' Flux.2 klein pipeline as the reference for the whole way, one prompt and one image at a time."""
+"""diffusers' pipelines of FLUX.2 klein and dev as the reference, one prompt and one image at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from support import peer
 
 @cache
 def pipeline(folder: Path, task: str = "") -> Any:
-    """diffusers' pipeline for text and references, or for the `task` Inpaint."""
+    """diffusers' pipeline of klein for text and references, or for the `task` Inpaint."""
     return peer.opened(f"Flux2Klein{task}Pipeline", folder, torch_dtype=torch.float32)
+
+
+@cache
+def dev_pipeline(folder: Path) -> Any:
+    """diffusers' pipeline of dev."""
+    return peer.opened("Flux2Pipeline", folder, torch_dtype=torch.float32)
 
 
 def generate(
@@ -30,8 +36,38 @@ def generate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """diffusers' final latents [1, C, h, w], in patches and standardized, and pixels [H, W, 3] as uint8 values in
     float64, for noise [1, C, h, w] and reference `images` [H, W, 3]."""
-    pipe = pipeline(folder)
-    final = pipe(
+    return _finished(pipeline(folder), _final(pipeline(folder), prompt, latents, steps, guidance, images))
+
+
+def generate_dev(
+    folder: Path,
+    prompt: str,
+    latents: np.ndarray,
+    *,
+    steps: int,
+    guidance: float,
+    images: list[np.ndarray] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same of dev, whose pipeline returns latents as tokens and standardized."""
+    pipe, (height, width) = dev_pipeline(folder), latents.shape[2:]
+    tokens = _final(pipe, prompt, latents, steps, guidance, images)
+    last = tokens.transpose(1, 2).reshape(1, -1, height, width)
+    mean, std = _statistics(pipe)
+    with torch.no_grad():
+        pixels = pipe.vae.decode(pipe._unpatchify_latents(last * std + mean), return_dict=False)[0]
+    return last.numpy(), peer.pixels(pipe, pixels)
+
+
+def _final(
+    pipe: Any,
+    prompt: str,
+    latents: np.ndarray,
+    steps: int,
+    guidance: float,
+    images: list[np.ndarray] | None,
+) -> torch.Tensor:
+    """The latents of a pipeline."""
+    final: torch.Tensor = pipe(
         image=[Image.fromarray(image) for image in images] if images else None,
         prompt=prompt,
         guidance_scale=guidance,
@@ -41,7 +77,7 @@ def generate(
         latents=torch.from_numpy(latents),
         output_type="latent",
     ).images
-    return _finished(pipe, final)
+    return final
 
 
 def inpainted(
@@ -62,9 +98,14 @@ def inpainted(
 
 def _finished(pipe: Any, final: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Latents and pixels of what a pipeline returns."""
-    bn = pipe.vae.bn
-    mean, std = bn.running_mean[:, None, None], torch.sqrt(bn.running_var[:, None, None] + bn.eps)
+    mean, std = _statistics(pipe)
     with torch.no_grad():
         pixels = pipe.vae.decode(final, return_dict=False)[0]
         last = (pipe._patchify_latents(final) - mean) / std
     return last.numpy(), peer.pixels(pipe, pixels)
+
+
+def _statistics(pipe: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and deviation of each channel of latents in patches."""
+    bn = pipe.vae.bn
+    return bn.running_mean[:, None, None], torch.sqrt(bn.running_var[:, None, None] + bn.eps)

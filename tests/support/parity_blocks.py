@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from qwenimg.common.networks.denoisers import qwen_conditioning
-from qwenimg.common.numbers import rope
+from qwenimg.common.networks.encoders import decoder
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision, at_least_float32
 from qwenimg.common.precision.residency import ONCE
@@ -115,7 +115,7 @@ class Block:
 
 def _tables() -> dict[str, np.ndarray]:
     (img_cos, img_sin), (txt_cos, txt_sin) = qwen_conditioning.image_and_text_rope(DIT, SHAPES, WORDS)
-    cos, sin = rope.text_rope(len(IDS), TEXT.head_dim, TEXT.rope_theta)
+    cos, sin = decoder.text_table(TEXT, len(IDS))
     features = qwen_conditioning.time_rows(DIT, TIMES, "float32")
     made = {"img_cos": img_cos, "img_sin": img_sin, "txt_cos": txt_cos, "txt_sin": txt_sin}
     return made | {"cos": cos, "sin": sin, "features": features}

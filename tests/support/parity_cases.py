@@ -13,7 +13,7 @@ import torch
 
 from qwenimg.backends import load as load_backend
 from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import decoder, qwen
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision
@@ -23,7 +23,7 @@ from qwenimg.common.weights.plan import stored_uses
 DIT = qwen_dit.QwenDiTConfig(
     num_layers=2, attention_head_dim=32, num_attention_heads=5, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)
 )
-TEXT = qwen_vl.QwenVLConfig(
+TEXT = qwen.QwenVLConfig(
     hidden_size=96,
     intermediate_size=136,
     num_hidden_layers=3,
@@ -64,7 +64,7 @@ class Files:
 
     def __init__(self, folder: Path, stored: str):
         self.configs = {"transformer": DIT, "text": TEXT, "vae": VAE}
-        dit, text, vae = qwen_dit.manifest(DIT), qwen_vl.manifest(TEXT), qwen_vae.manifest(VAE)
+        dit, text, vae = qwen_dit.manifest(DIT), decoder.manifest(TEXT), qwen_vae.manifest(VAE)
         manifests = {"transformer": dit, "text": text, "vae": vae}
         uses = {"transformer": qwen_dit.uses, "text": stored_uses, "vae": qwen_vae.uses}
         self.plans = {}
@@ -92,7 +92,7 @@ class Twin:
                 "ops.attention",
                 "load",
                 "networks.denoisers.qwen_dit",
-                "networks.encoders.qwen_vl",
+                "networks.encoders.decoder",
                 "networks.vaes.qwen_vae",
             )
         )
@@ -116,7 +116,7 @@ class Twin:
 
     def component(self, files: Files, part: str, precision: Precision):
         """The transformer, the text encoder or the VAE, with all its weights."""
-        network = {"text": "qwen_vl", "vae": "qwen_vae", "transformer": "qwen_dit"}[part]
+        network = {"text": "decoder", "vae": "qwen_vae", "transformer": "qwen_dit"}[part]
         return self.engine.open(network, files.configs[part], files.plans[part].stored(precision), precision)
 
 

@@ -19,12 +19,17 @@ from qwenimg.common.networks.encoders import ip_adapter
 from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 from support import (
     tiny_autoencoder,
+    tiny_chroma,
     tiny_edit,
+    tiny_ernie,
     tiny_flux,
     tiny_flux2,
+    tiny_flux2_dev,
+    tiny_flux3,
     tiny_flux_control,
     tiny_ip_adapter,
     tiny_layered,
+    tiny_longcat,
     tiny_model,
     tiny_qwen21,
     tiny_redux,
@@ -40,7 +45,8 @@ from support.tiny_controlnet import write_union
 from support.tiny_t5 import tiny_t5
 
 WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
-PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (1, 2)}  # that a family sees
+# Pictures that a family sees
+PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "flux2-dev": (0, 2), "flux3": (0, 2), "qwen21": (1, 2)}
 # The families that are recorded with control networks
 CONTROLLED = frozenset(
     {
@@ -327,14 +333,61 @@ def _flux(sizes: Sizes) -> Parts:
     }
 
 
-def _flux2(sizes: Sizes) -> Parts:
+def _chroma(sizes: Sizes) -> Parts:
+    t5 = _t5(sizes, 1000)
+    fields = _denoiser(sizes) | {"num_single_layers": sizes.whole(1, 4), "joint_attention_dim": t5.config.d_model}
+    fields |= {"approximator_hidden_dim": sizes.whole(8, 64, of=2), "approximator_layers": sizes.whole(1, 4)}
+    return {
+        "text_encoder": t5,
+        "transformer": tiny_chroma.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_zimage.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
+def _flux2(sizes: Sizes, text_encoder: Callable[..., Any] = tiny_flux2.tiny_text_encoder, **more: object) -> Parts:
     text = _language(sizes)
     fields = _denoiser(sizes, 4) | {"num_single_layers": sizes.whole(1, 4)}
     fields |= {"joint_attention_dim": 3 * text["hidden_size"]}
-    fields |= {"timestep_guidance_channels": sizes.whole(16, 256, of=2)}
+    fields |= {"timestep_guidance_channels": sizes.whole(16, 256, of=2), **more}
     return {
-        "text_encoder": tiny_flux2.tiny_text_encoder(sizes.next_seed(), **text),
+        "text_encoder": text_encoder(sizes.next_seed(), **text),
         "transformer": tiny_flux2.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_flux2.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
+def _flux2_dev(sizes: Sizes) -> Parts:
+    return _flux2(sizes, tiny_flux2_dev.tiny_text_encoder, guidance_embeds=True)
+
+
+def _flux3(sizes: Sizes) -> Parts:
+    text = _language(sizes) | {"num_hidden_layers": tiny_flux3.LAYERS}
+    sections = [sizes.whole(2, 6) for _ in range(3)]
+    rope = tiny_qwen21.TEXT["rope_parameters"] | {"mrope_section": sections}
+    text |= {"head_dim": 2 * sum(sections), "rope_parameters": rope}
+    vision = _tower(sizes, sizes.whole(1, 3), text["hidden_size"])
+    fields = _denoiser(sizes, 4) | {"num_single_layers": sizes.whole(1, 4), "flow_map": True}
+    fields |= {"joint_attention_dim": 8 * text["hidden_size"], "timestep_channels": sizes.whole(16, 256, of=2)}
+    return {
+        "text_encoder": tiny_qwen21.tiny_seeing_encoder(sizes.next_seed(), text, vision),
+        "transformer": tiny_flux3.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_flux2.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
+def _ernie(sizes: Sizes) -> Parts:
+    axes, heads, text = _axes(sizes), sizes.whole(1, 6), _language(sizes) | {"num_hidden_layers": sizes.whole(2, 5)}
+    fields = {
+        "hidden_size": heads * sum(axes),
+        "num_attention_heads": heads,
+        "rope_axes_dim": axes,
+        "num_layers": sizes.whole(2, 5),
+        "ffn_hidden_size": sizes.whole(16, 240),
+        "text_in_dim": text["hidden_size"],
+    }
+    return {
+        "text_encoder": tiny_ernie.tiny_text_encoder(sizes.next_seed(), **text),
+        "transformer": tiny_ernie.tiny_dit(sizes.next_seed(), **fields),
         "vae": tiny_flux2.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
     }
 
@@ -427,6 +480,16 @@ def _qwen(sizes: Sizes) -> Parts:
     }
 
 
+def _longcat(sizes: Sizes) -> Parts:
+    text, vision = _qwen_text(sizes)
+    fields = _denoiser(sizes) | {"num_single_layers": sizes.whole(1, 4), "joint_attention_dim": text["hidden_size"]}
+    return {
+        "text_encoder": tiny_model.tiny_text_encoder(sizes.next_seed(), text, vision),
+        "transformer": tiny_longcat.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_zimage.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
 def _edit(sizes: Sizes) -> Parts:
     text, vision = _qwen_text(sizes)
     fields = _denoiser(sizes) | {"joint_attention_dim": text["hidden_size"], "zero_cond_t": True}
@@ -494,7 +557,12 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "flux": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
     "flux-controlled": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
     "flux-pictured": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
+    "chroma": (tiny_chroma.write_tiny_chroma, _chroma),
+    "longcat": (partial(tiny_longcat.write_tiny_longcat, kind="text"), _longcat),
     "flux2": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
+    "flux2-dev": (tiny_flux2_dev.write_tiny_flux2_dev, _flux2_dev),
+    "flux3": (partial(tiny_flux3.write_tiny_flux3, distilled=True, tokenizer="tokenizer"), _flux3),
+    "ernie": (tiny_ernie.write_tiny_ernie, _ernie),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),
     "z-image-controlled": (tiny_zimage.write_tiny_zimage, _zimage),

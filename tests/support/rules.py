@@ -19,6 +19,8 @@ AT_IMPORT = {
     "abstractmethod": "describes a method that a subclass has",
     "get_args": "a constant",
     "each_picture": "a constant: a frozen dataclass",
+    "fits.text_states": "a constant: a named tuple",
+    "fits.patches": "a constant: a named tuple",
     "ParamSpec": "a type",
     "found_once": "describes a function, whose results are kept",
     "ContextVar": "a name for what each context has of its own",

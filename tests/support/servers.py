@@ -25,10 +25,15 @@ class RunningServer:
     """A server in a process group of its own, so that nothing of it is left after a test."""
 
     def __init__(
-        self, gallery: Path, *options: object, cwd: Path | None = None, program: Sequence[str] = COMMAND
+        self,
+        gallery: Path,
+        *options: object,
+        cwd: Path | None = None,
+        program: Sequence[str] = COMMAND,
+        backend: str = "cpu",
     ) -> None:
         """Start it in the folder `cwd` and wait for its address."""
-        command = [*program, "serve", "-m", "shapes", "--backend", "cpu", "--port", "0", "-o", gallery, *options]
+        command = [*program, "serve", "-m", "shapes", "--backend", backend, "--port", "0", "-o", gallery, *options]
         self.process = subprocess.Popen(
             list(map(str, command)),
             cwd=cwd,
@@ -89,10 +94,14 @@ class RunningServer:
 
 @contextlib.contextmanager
 def serving(
-    gallery: Path, *options: object, cwd: Path | None = None, program: Sequence[str] = COMMAND
+    gallery: Path,
+    *options: object,
+    cwd: Path | None = None,
+    program: Sequence[str] = COMMAND,
+    backend: str = "cpu",
 ) -> Iterator[RunningServer]:
     """A server that is ready."""
-    server = RunningServer(gallery, *options, cwd=cwd, program=program)
+    server = RunningServer(gallery, *options, cwd=cwd, program=program, backend=backend)
     try:
         server.says("ready:")
         yield server

@@ -47,6 +47,10 @@ VAE: dict[str, Any] = {
 }
 
 
+SMALL_DECODER = {"decoder_block_out_channels": (3, 9, 9, 15)}
+"""Of a VAE whose decoder is narrower than its encoder."""
+
+
 def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
     """diffusers' transformer with the tiny configuration, float32, randomised."""
     from diffusers import Flux2Transformer2DModel
@@ -100,6 +104,9 @@ def transformer_file(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         "ff_context.linear_out": "txt_mlp.2",
     }
     single = {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"}
+    if model.config.guidance_embeds:
+        for i, layer in ((1, "in_layer"), (2, "out_layer")):
+            ends[f"time_guidance_embed.guidance_embedder.linear_{i}"] = f"guidance_in.{layer}"
     weights = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
     out = {f"{theirs}.weight": weights[ours] for ours, theirs in ends.items()}
     scale, shift = weights["norm_out.linear"].chunk(2)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from training.config import ShapesConfig, learning_rate
+from training.learner import StageLearner
+from training.optimizer import Optimizer
+from training.run import recommend
 
-from qwenimg.backends.torch.training.precision import LossScaler, MixedPrecision, recommend
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.training import config
+from qwenimg.common.training.loop import Loop
+from qwenimg.common.training.scaler import LossScaler
 
 CPU = torch.device("cpu")
 
@@ -81,7 +89,7 @@ def test_auto_says_why():
 
 
 def test_learning_rate_goes_up_and_down():
-    rates = [config.learning_rate(step, 1000, 1e-3) for step in range(1000)]
+    rates = [learning_rate(step, 1000, 1e-3) for step in range(1000)]
     assert max(rates) == pytest.approx(1e-3)
     assert rates[0] == pytest.approx(1e-3 / 50)
     assert rates[:50] == sorted(rates[:50])
@@ -109,72 +117,121 @@ def test_scale_stays_below_its_largest():
     assert scaler.scale == 2.0**24
 
 
-def make(precision: str, scaler: LossScaler) -> tuple[MixedPrecision, list[str]]:
+class Part(NamedTuple):
+    share: int  # rows of the batch
+    loss: Callable[[], torch.Tensor]
+
+
+class Toy:
+    """A stage whose step has these parts, each of so many rows; their losses depend on `model`."""
+
+    def __init__(self, model: torch.nn.Module, *parts: Part):
+        self.model, self.parts = model, parts
+
+    def blocks(self) -> list[torch.nn.Module]:
+        return []
+
+    def count(self, step: int) -> int:
+        return sum(part.share for part in self.parts)
+
+    def batch(self, step: int) -> None:
+        return None
+
+    def loss(self, batch: None, rows: slice) -> torch.Tensor:
+        """The mean loss of the rows, each that of its part."""
+        of_rows = [number for number, part in enumerate(self.parts) for _ in range(part.share)][rows]
+        losses = {number: self.parts[number].loss() for number in set(of_rows)}
+        return torch.stack([losses[number] for number in of_rows]).mean()
+
+
+def make(
+    out: Path, precision: str, scaler: LossScaler, model: torch.nn.Module, *parts: Part, accumulate: int = 1
+) -> tuple[Loop, list[str]]:
+    """The loop of a run of ten steps."""
     told: list[str] = []
-    return MixedPrecision(config.plan_phases(precision, 10), CPU, scaler, told.append), told
+    made = ShapesConfig(stage="dit", out=out, steps=10, batch=4, accumulate=accumulate, precision=precision, threads=1)
+    (out / "training").mkdir(parents=True)
+    learner = StageLearner(made, Toy(model, *parts), CPU)
+    loop = Loop(
+        made,
+        learner,
+        Optimizer(learner.parameters, []),
+        config.plan_phases(precision, 10),
+        lambda step: 1e-3,
+        told.append,
+        save_every=10,
+    )
+    loop.scaler = scaler
+    return loop, told
 
 
-def fit(parameter: torch.Tensor, gain: float):
+def linear() -> torch.nn.Linear:
+    """A layer of ones, without a bias."""
+    layer = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(layer.weight)
+    return layer
+
+
+def fit(layer: torch.nn.Linear, gain: float) -> Callable[[], torch.Tensor]:
     """A loss through a matrix product, in the dtype that autocast gives it: its gradient is 2 gain."""
     x = torch.full((1, 2), gain)
-    return lambda: torch.nn.functional.linear(x, parameter).float().mean() * 2
+    return lambda: layer(x).float().mean() * 2
 
 
-def test_gradients_are_unscaled_and_accumulated():
-    weight = torch.nn.Parameter(torch.ones(1, 2))
-    mixed, told = make("fp16", LossScaler(scale=1024.0))
-    loss = mixed.gradients(0, [(0.25, fit(weight, 1.0)), (0.75, fit(weight, 3.0))], [weight])
+def test_gradients_are_unscaled_and_accumulated(tmp_path: Path):
+    layer = linear()
+    parts = Part(1, fit(layer, 1.0)), Part(3, fit(layer, 3.0))
+    loop, told = make(tmp_path, "fp16", LossScaler(scale=1024.0), layer, *parts, accumulate=4)
+    loss, gradients, length = loop.gradients(0)
     assert loss == pytest.approx(0.25 * 4 + 0.75 * 12)
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [[5.0, 5.0]]  # 0.25 * 2 + 0.75 * 6, exact in float16
+    assert gradients["weight"].tolist() == [[5.0, 5.0]]  # 0.25 * 2 + 0.75 * 6, exact in float16
+    assert length == pytest.approx(50**0.5)
     assert told == []
 
 
-def test_overflow_backs_off_and_does_the_step_again():
+def test_overflow_backs_off_and_does_the_step_again(tmp_path: Path):
     """A gradient of 8 overflows float16 (65,504) at scales of 8192 and above: two halvings from 2^14."""
-    weight = torch.nn.Parameter(torch.ones(1, 2))
-    scaler = LossScaler(scale=2.0**14)
-    mixed, told = make("fp16", scaler)
-    mixed.gradients(0, [(1.0, fit(weight, 4.0))], [weight])
+    layer, scaler = linear(), LossScaler(scale=2.0**14)
+    loop, told = make(tmp_path, "fp16", scaler, layer, Part(4, fit(layer, 4.0)))
+    _, gradients, _ = loop.gradients(0)
     print(scaler)
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [[8.0, 8.0]]
+    assert gradients["weight"].tolist() == [[8.0, 8.0]]
     assert scaler.back_offs == 2
     assert scaler.scale == 2.0**12
     assert told == []
 
 
-def test_collapse_falls_back_to_bfloat16_and_says_so():
+def test_collapse_falls_back_to_bfloat16_and_says_so(tmp_path: Path):
     """A loss of 2^17 is infinite in float16 at any scale, and a plain number in bfloat16."""
-    weight = torch.nn.Parameter(torch.ones(1, 2))
-    scaler = LossScaler(scale=4.0)
-    mixed, told = make("fp16", scaler)
-    loss = mixed.gradients(3, [(1.0, fit(weight, 2.0**16))], [weight])
+    layer, scaler = linear(), LossScaler(scale=4.0)
+    loop, told = make(tmp_path, "fp16", scaler, layer, Part(4, fit(layer, 2.0**16)))
+    loss, _, _ = loop.gradients(3)
     assert loss == 2.0**18
     assert scaler.collapsed
-    assert mixed.dtype(4) == "bfloat16"
+    assert loop.dtype(4) == "bfloat16"
     assert len(told) == 1
     assert "step 3: float16 overflows at loss scale 1; bfloat16 from here on" in told[0]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_loss_that_is_not_a_number_is_an_error(precision: str):
-    weight = torch.nn.Parameter(torch.ones(1, 2))
-    mixed, _ = make(precision, LossScaler(scale=2.0))
-    with pytest.raises(NumericsError, match="step 5: the loss is nan"):
-        mixed.gradients(5, [(1.0, fit(weight, math.nan))], [weight])
+def test_a_loss_that_is_not_a_number_is_an_error(precision: str, tmp_path: Path):
+    layer = linear()
+    loop, _ = make(tmp_path, precision, LossScaler(scale=2.0), layer, Part(4, fit(layer, math.nan)))
+    with pytest.raises(NumericsError, match=r"step 5: the loss is nan .*; nothing was saved yet: start again, with"):
+        loop.gradients(5)
 
 
-def test_kept_bytes_are_counted_once_per_dtype():
+def test_kept_bytes_are_counted_once_per_dtype(tmp_path: Path):
     """Two layers of 1000 x 30 keep a weight of 30 x 30 and their inputs: exact in float32, and less in bfloat16."""
-    first, second = (torch.nn.Linear(30, 30, bias=False) for _ in range(2))
+    model = torch.nn.Sequential(*(torch.nn.Linear(30, 30, bias=False) for _ in range(2)))
     x = torch.randn(1000, 30)
     kept = {}
     for precision in ("fp32", "bf16"):
-        mixed, _ = make(precision, LossScaler())
+        part = Part(4, lambda: model(x).float().mean())
+        loop, _ = make(tmp_path / precision, precision, LossScaler(), model, part)
         for step in (0, 1):
-            mixed.gradients(step, [(1.0, lambda: second(first(x)).float().mean())], [first.weight, second.weight])
-        kept |= mixed.kept
+            loop.gradients(step)
+        kept |= loop.learner.kept
     print(kept)
     assert kept["float32"] == 4 * (1000 * 30 * 2 + 30 * 30)
     assert kept["bfloat16"] < 0.6 * kept["float32"]

@@ -25,6 +25,7 @@ from training import data as train_data
 from training import dit as train_dit
 from training import folder as train_folder
 from training import optimizer as train_optimizer
+from training import run as train_run
 from training import scenes as shapes
 from training import stages as train
 from training import text as train_text
@@ -33,8 +34,6 @@ from training import vae as train_vae
 from training.config import ShapesConfig, parse_sizes
 
 import qwenimg
-from qwenimg.backends.torch.training import loop
-from qwenimg.backends.torch.training import state as train_state
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
@@ -43,6 +42,7 @@ from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import by_size
 from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.shapes.scenes import HELD_OUT_PAIRS
+from qwenimg.common.training.files import COLUMNS
 
 pytestmark = pytest.mark.sample(0)  # it takes a trained model
 
@@ -68,7 +68,7 @@ def trained(few_measured: None, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """All stages, with a figure logged for every third step."""
     folder = tmp_path_factory.mktemp("trained") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "LOG_EVERY", 3)
+        patch.setattr(train_run, "LOG_EVERY", 3)
         run(options("vae", folder, steps=STEPS))
         run(options("text", folder, steps=STEPS, batch=16))
         run(options("dit", folder, steps=STEPS, batch=8))
@@ -109,7 +109,7 @@ def test_loss_falls(trained: Path):
 
 def test_log_and_table(trained: Path):
     table = (trained / "training" / "dit.csv").read_text().splitlines()
-    assert table[0] == ",".join(train_state.COLUMNS)
+    assert table[0] == ",".join(COLUMNS)
     assert [row.split(",")[0] for row in table[1:]] == [str(step) for step in range(3, STEPS + 1, 3)]
     lines = (trained / "training" / "dit.log").read_text().splitlines()
     assert any("images/s" in line and "left" in line for line in lines)
@@ -178,11 +178,11 @@ sys.path[:0] = sys.argv[1].split(":")
 import torch, torch._dynamo  # the latter is what a first step imports, once here for all stages
 torch.set_num_threads(1)
 from support.training_runs import options
-from qwenimg.backends.torch.training import loop
+from training import run as train_run
 from training import stages as train
 from training import vae as train_vae
 train_vae.MEASURED = 8
-loop.LOG_EVERY = 1
+train_run.LOG_EVERY = 1
 def tell(text):
     if f" 8/12 " in text:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -307,10 +307,8 @@ def test_muon_by_its_formula():
     rate = 1e-3
     long = train_optimizer.MUON_RATE * rate
     expected = {name: value.copy() for name, value in start.items()}
-    for _ in range(2):
-        for name, p in weights.items():
-            p.grad = gradients[name].clone()
-        optimizer.step(rate)
+    for number in (1, 2):
+        optimizer.step(weights, {name: one.clone() for name, one in gradients.items()}, rate, number)
         for name in expected:
             expected[name] *= 1 - long * train_optimizer.DECAY
     for name, p in weights.items():
@@ -367,11 +365,9 @@ def gradients(config: ShapesConfig) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the first step, before the optimiser. The blocks are not the identity."""
     made = train.open_run(config, lambda text: None, CPU)
     with torch.no_grad():
-        for parameter in made.parameters.values():
+        for parameter in made.learner.parameters.values():
             parameter += 0.02 * torch.sin(torch.arange(parameter.numel())).reshape(parameter.shape)
-    batch = made.stage.batch(0)
-    loss = made.precision.gradients(0, made._parts(batch), list(made.parameters.values()))
-    return loss, {name: p.grad for name, p in made.parameters.items() if p.grad is not None}
+    return made.learner.gradients(0, "float32", 1.0)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -392,11 +388,11 @@ def test_parts_at_once_give_the_same_gradients(with_parts: Path):
     config = options("dit", with_parts, batch=6, seed=4)
     threads = torch.get_num_threads()
     try:
-        made = train.open_run(replace(config, threads=3), lambda text: None, CPU)
+        made = train.open_run(replace(config, threads=3), lambda text: None, CPU).learner
         assert made.workers is not None and made.workers.count == 3
         for workers in (made.maker, made.workers):
             assert workers.submit(lambda _: torch.get_num_threads(), 0).result() == 1
-        assert len(made._parts(made.stage.batch(0))) == 3
+        assert len(made._parts(0)) == 3
         _, expected = gradients(replace(config, threads=1))
         _, found = gradients(replace(config, threads=3))
     finally:
@@ -411,8 +407,8 @@ def test_checkpointing_keeps_less(with_parts: Path):
     kept = []
     for checkpointing in (False, True):
         made = train.open_run(options("dit", with_parts, checkpointing=checkpointing), lambda text: None, CPU)
-        made.one_step(made.stage.batch(0))
-        kept.append(made.precision.kept["float32"])
+        made.loop.one()
+        kept.append(made.learner.kept["float32"])
     print(f"{kept[0]} bytes, {kept[1]} with checkpointing")
     assert kept[1] < 0.5 * kept[0]
 
@@ -433,7 +429,7 @@ def test_init_goes_on_from_a_folder(trained: Path, tmp_path: Path):
     made = train.open_run(options("dit", tmp_path / "again", init=trained), lambda text: None, CPU)
     stored = load_file(trained / "transformer" / train_folder.STEM)
     for name, value in stored.items():
-        assert torch.equal(made.parameters[name], value.float()), name
+        assert torch.equal(made.learner.parameters[name], value.float()), name
     for part in (
         "vae/config.json",
         "text_encoder/config.json",
@@ -442,7 +438,7 @@ def test_init_goes_on_from_a_folder(trained: Path, tmp_path: Path):
     ):
         assert (tmp_path / "more" / part).read_bytes() == (trained / part).read_bytes(), part
     vae = train.open_run(options("vae", tmp_path / "third", init=trained), lambda text: None, CPU)
-    assert not torch.equal(vae.parameters["quant_conv.weight"], torch.zeros(32, 32, 1, 1))
+    assert not torch.equal(vae.learner.parameters["quant_conv.weight"], torch.zeros(32, 32, 1, 1))
 
 
 def test_init_of_another_size(trained: Path, tmp_path: Path):
@@ -559,16 +555,18 @@ def test_answers_about_scenes():
 def test_text_stage_goes_on_from_a_folder(trained: Path, tmp_path: Path):
     made = train.open_run(options("text", tmp_path / "text", init=trained), lambda text: None, CPU)
     stored = load_file(trained / "text_encoder" / "model.safetensors")
-    layers = [name for name in made.parameters if ".layers." in name]
+    layers = [name for name in made.learner.parameters if ".layers." in name]
     for name in layers:
-        assert torch.equal(made.parameters[name], stored["model." + name.removeprefix("text_encoder.")].float()), name
+        assert torch.equal(
+            made.learner.parameters[name], stored["model." + name.removeprefix("text_encoder.")].float()
+        ), name
     assert layers
 
 
 def test_transformer_stage_leaves_the_text_encoder_alone(with_parts: Path):
     before = (with_parts / "text_encoder" / "model.safetensors").read_bytes()
     made = train.open_run(options("dit", with_parts), lambda text: None, CPU)
-    assert not any("embed_tokens" in name for name in made.parameters)
+    assert not any("embed_tokens" in name for name in made.learner.parameters)
     run(options("dit", with_parts, steps=2))
     assert (with_parts / "text_encoder" / "model.safetensors").read_bytes() == before
 

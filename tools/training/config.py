@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import ClassVar, Literal
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.training.config import MAX_STEPS, TrainConfig, check_between
+from qwenimg.common.training.config import FINAL_RATE, MAX_BATCH, MAX_STEPS, check_between, plan_phases
 from qwenimg.common.training.files import is_file
 
 Stage = Literal["vae", "text", "dit"]
 RATES: dict[Stage, float] = {"vae": 1e-3, "text": 1.3e-3, "dit": 1.3e-3}
 """Peak learning rates of AdamW; Muon's is a multiple."""
+WARM_UP = 200  # steps until the peak, or 5 % of a shorter run
 
 STEM = "diffusion_pytorch_model.safetensors"
 TEXT_STEM = "model.safetensors"
@@ -46,16 +48,63 @@ class ModelSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapesConfig(TrainConfig):
-    """One stage of the built-in model. The first `simple` steps show one object under a plain prompt."""
+class ShapesConfig:
+    """One stage of the built-in model.
 
-    SAME: ClassVar[tuple[str, ...]] = (*TrainConfig.SAME, "simple", "size")
+    `stage` names its files; `rate` is the peak learning rate; `sizes` are (width, height) in pixels, taken in turn by
+    the steps; the first `simple` steps show one object under a plain prompt. A resumed run must have the options `SAME`
+    in common with its checkpoint; steps and precision may change."""
+
+    SAME: ClassVar[tuple[str, ...]] = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")
+
+    stage: Stage
+    out: Path
+    steps: int
+    batch: int = 64
+    sizes: tuple[tuple[int, int], ...] = ((128, 128),)
+    seed: int = 0
+    rate: float = 1e-3
+    precision: str = "auto"
+    shares: str | None = None
+    init: Path | None = None
+    resume: bool = False
+    threads: int | None = None
+    accumulate: int = 1
+    checkpointing: bool = False
+    save_every: int = 500
     simple: int = 0
     size: ModelSize = field(default_factory=ModelSize)
 
+    @property
+    def stem(self) -> Path:
+        """The name of the run's own files, without their suffixes."""
+        return self.out / "training" / self.stage
+
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_between("steps", self.steps, 1, MAX_STEPS)
+        check_between("batch", self.batch, 1, MAX_BATCH)
+        check_between("accumulate", self.accumulate, 1, self.batch)
+        check_between("save-every", self.save_every, 1, MAX_STEPS)
+        check_between("threads", self.threads or 1, 1, 1024)
+        check_between("seed", self.seed, 0, 2**63 - 1)
         check_between("simple", self.simple, 0, MAX_STEPS)
+        if not 0 < self.rate <= 1:
+            raise UsageError(f"rate is {self.rate}; choose a learning rate above 0, at most 1")
+        for width, height in self.sizes:
+            if width % 16 or height % 16 or not 32 <= min(width, height) <= max(width, height) <= 2048:
+                raise UsageError(
+                    f"size {clean(width, 40)}x{clean(height, 40)}: sides must be multiples of 16 from 32 to 2048"
+                )
+        plan_phases("fp32" if self.precision == "auto" else self.precision, self.steps, self.shares)
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Return the rate of the step `step` (from 0): up in a line, down on half a cosine to `FINAL_RATE` of the peak."""
+    warm_up = max(1, min(WARM_UP, steps // 20))
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    done = (step - warm_up) / max(1, steps - warm_up)
+    return peak * (FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
 def outputs(config: ShapesConfig) -> Iterator[Path]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair
 from qwenimg.backends.torch.networks.denoisers.qwen_dit import QwenImageTransformer, TransformerBlock
-from qwenimg.backends.torch.networks.encoders.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.networks.encoders.decoder import Decoder
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
@@ -60,7 +60,7 @@ class Inputs:
 
 
 class DiTStage:
-    """What the loop of `train` needs of a stage: parameters, batches, a loss, and the folder to write."""
+    """What the loop needs of a stage: parameters, batches, a loss, and the folder to write."""
 
     def __init__(self, config: ShapesConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device = config, device
@@ -78,12 +78,12 @@ class DiTStage:
         self._copy_parts()
         self.batches = LatentBatches(config.seed, config.batch, config.sizes, self.encoder, config.simple)
 
-    def _open_text(self) -> QwenTextEncoder:
+    def _open_text(self) -> Decoder:
         """The trained text encoder of the run, or of the model to go on from; and its tokenizer."""
         source = _folder(self.config, "text_encoder", "text").parent
         self._check_tokenizer(source / "tokenizer" / "tokenizer.json")
         plan = train_folder.read_text(source / "text_encoder", self.text)
-        encoder = fresh(QwenTextEncoder(self.text, torch.float32), plan).requires_grad_(False).to(self.device)
+        encoder = fresh(Decoder(self.text, torch.float32), plan).requires_grad_(False).to(self.device)
         train_folder.write_tokenizer(self.config.out / "tokenizer", self.vocabulary)
         self.tokenizer = qwen.load(self.config.out / "tokenizer")
         return encoder

@@ -25,8 +25,8 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders import qwen
+from qwenimg.common.networks.encoders.qwen import QWEN2_5_VL, QwenVLConfig
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts import known_configs
@@ -64,6 +64,7 @@ def text_config(size: ModelSize, tokens: int) -> QwenVLConfig:
         num_attention_heads=size.text_heads,
         num_key_value_heads=size.text_key_heads,
         vocab_size=tokens,
+        tie_word_embeddings=True,  # the files have no head
     )
 
 
@@ -90,10 +91,10 @@ def read_vae(folder: Path) -> tuple[QwenVAEConfig, LoadPlan]:
 
 def read_text(folder: Path, expected: QwenVLConfig) -> LoadPlan:
     """Load plan of `folder`, a text encoder's own. Raises ModelError where it is of another size than `expected`."""
-    config = read_config(qwen_vl.NETWORK, folder)
+    config = read_config(qwen.QWEN2_5_VL, folder)
     if config != expected:
         raise ModelError(f"{clean(folder)}: is a text encoder of another size than the one to train")
-    return open_component(qwen_vl.NETWORK, folder, config, "text_encoder").plan
+    return open_component(qwen.QWEN2_5_VL, folder, config, "text_encoder").plan
 
 
 # Writing
@@ -176,7 +177,7 @@ def published_text_config(config: QwenVLConfig, special: Mapping[str, int]) -> d
     """config.json in the flat form of the published Qwen2.5-VL."""
     sections = config.head_dim // 2
     rest = (sections - sections // 4) // 2
-    return asdict(config) | {
+    return QWEN2_5_VL.written(config) | {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
         "bos_token_id": special["<|endoftext|>"],
@@ -184,7 +185,7 @@ def published_text_config(config: QwenVLConfig, special: Mapping[str, int]) -> d
         "hidden_act": "silu",
         "max_position_embeddings": 4096,
         "rope_scaling": {"type": "mrope", "mrope_section": [sections - 2 * rest, rest, rest]},
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "torch_dtype": "bfloat16",
         "use_sliding_window": False,
         "vision_config": {

@@ -8,14 +8,17 @@ this model it needs about half as many images as AdamW alone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.optim.adamw import adamw
+
+from qwenimg.common.training.optimizer import EPS, Arrays
 
 BETAS = (0.9, 0.99)
 DECAY = 0.01  # for weights with two axes or more
+AVERAGE = 0.999  # decay of the average once it is warm
 MOMENTUM = 0.95
 MUON_RATE = 40.0  # times AdamW's: an orthogonal step is that much longer than it looks
 STEPS = 5  # Newton-Schulz iterations
@@ -23,52 +26,70 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # for x, x x' x and x x' x x' x: singu
 
 
 class Optimizer:
-    """The optimizer of all `parameters`; those named in `matrices`, with two axes each, are Muon's."""
+    """The optimizer of all `parameters`, which it changes in place, and the average of them over the steps: an
+    `Optimizer` of `common/training/optimizer.py`. Those named in `matrices`, with two axes each, are Muon's; those
+    without a gradient stay."""
 
-    def __init__(self, parameters: Mapping[str, Parameter], matrices: Collection[str]):
-        self.parameters = parameters
-        self.momentum = {name: torch.zeros_like(parameters[name]) for name in matrices}
-        plain = {name: p for name, p in parameters.items() if name not in self.momentum}
-        decayed = [p for name, p in plain.items() if p.ndim >= 2 and "embed_tokens" not in name]
-        ids = {id(p) for p in decayed}
-        rest = [p for p in plain.values() if id(p) not in ids]
-        groups = [{"params": decayed, "weight_decay": DECAY}, {"params": rest, "weight_decay": 0.0}]
-        self.adam = torch.optim.AdamW(groups, betas=BETAS, fused=True)
-        for p in plain.values():
-            self.adam.state[p] = {
-                "step": torch.zeros((), device=p.device),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
-            }
+    def __init__(self, parameters: Arrays, matrices: Collection[str]):
+        self.matrices = frozenset(matrices)
+        self.state: Arrays = {f"average.{name}": p.detach().clone() for name, p in parameters.items()}
+        for name, p in parameters.items():
+            kinds = ("momentum",) if name in self.matrices else ("exp_avg", "exp_avg_sq")
+            self.state |= {f"{kind}.{name}": torch.zeros_like(p, requires_grad=False) for kind in kinds}
 
-    def state(self) -> dict[str, Tensor]:
-        """Return all tensors of its state for a checkpoint; they are those in use."""
-        tensors = {f"momentum.{name}": value for name, value in self.momentum.items()}
-        for name, p in self.parameters.items():
-            if name not in self.momentum:
-                tensors |= {f"{key}.{name}": value for key, value in self.adam.state[p].items()}
-        return tensors
+    @property
+    def average(self) -> Arrays:
+        """The exponential average of the parameters."""
+        return {name.removeprefix("average."): one for name, one in self.state.items() if name.startswith("average.")}
 
-    def step(self, rate: float) -> None:
-        """Apply the parameters' gradients; AdamW's rate is `rate`."""
-        for group in self.adam.param_groups:
-            group["lr"] = rate
-        self.adam.step()
+    @torch.no_grad()
+    def step(self, parameters: Arrays, gradients: Arrays, rate: float, number: int) -> Arrays:
+        """Apply the gradients; AdamW's rate is `rate`."""
+        plain = [name for name in parameters if name in gradients and name not in self.matrices]
+        decayed = [name for name in plain if parameters[name].ndim >= 2 and "embed_tokens" not in name]
+        rest = [name for name in plain if name not in decayed]
+        for names, decay in ((decayed, DECAY), (rest, 0.0)):
+            self._adam(names, parameters, gradients, rate, decay, number)
         alike: defaultdict[tuple[int, ...], list[str]] = defaultdict(list)
-        for name in self.momentum:
-            if self.parameters[name].grad is not None:
-                alike[tuple(self.parameters[name].shape)].append(name)
-        with torch.no_grad():
-            for shape, names in alike.items():
-                self._muon(shape, names, MUON_RATE * rate)
+        for name in parameters:
+            if name in gradients and name in self.matrices:
+                alike[tuple(parameters[name].shape)].append(name)
+        for shape, names in alike.items():
+            self._muon(shape, names, parameters, gradients, MUON_RATE * rate)
+        share = 1 - min(AVERAGE, number / (number + 9))
+        torch._foreach_lerp_(list(self.average.values()), list(parameters.values()), share)
+        return parameters
 
-    def _muon(self, shape: tuple[int, ...], names: list[str], rate: float) -> None:
+    def _adam(
+        self, names: Sequence[str], parameters: Arrays, gradients: Arrays, rate: float, decay: float, number: int
+    ) -> None:
+        weights = [parameters[name] for name in names]
+        adamw(
+            weights,
+            [gradients[name] for name in names],
+            [self.state[f"exp_avg.{name}"] for name in names],
+            [self.state[f"exp_avg_sq.{name}"] for name in names],
+            [],
+            [torch.full((), number - 1.0, device=p.device) for p in weights],
+            fused=True,
+            amsgrad=False,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            lr=rate,
+            weight_decay=decay,
+            eps=EPS,
+            maximize=False,
+        )
+
+    def _muon(
+        self, shape: tuple[int, ...], names: Sequence[str], parameters: Arrays, gradients: Arrays, rate: float
+    ) -> None:
         """Update all matrices of one shape at once: many small products mostly cost the time to start them."""
-        weights: list[Tensor] = [self.parameters[name] for name in names]
-        gradients = [p.grad for p in weights if p.grad is not None]
-        momentum = [self.momentum[name] for name in names]
-        torch._foreach_lerp_(momentum, gradients, 1 - MOMENTUM)
-        ahead = torch.stack(gradients).lerp_(torch.stack(momentum), MOMENTUM)  # Nesterov's form
+        weights: list[Tensor] = [parameters[name] for name in names]
+        found = [gradients[name] for name in names]
+        momentum = [self.state[f"momentum.{name}"] for name in names]
+        torch._foreach_lerp_(momentum, found, 1 - MOMENTUM)
+        ahead = torch.stack(found).lerp_(torch.stack(momentum), MOMENTUM)  # Nesterov's form
         update = orthogonal(ahead).mul_(max(1.0, shape[0] / shape[1]) ** 0.5)
         torch._foreach_mul_(weights, 1 - rate * DECAY)
         torch._foreach_add_(weights, list(update), alpha=-rate)

@@ -7,9 +7,10 @@ from functools import partial
 
 import torch
 
-from qwenimg.backends.torch.training.loop import Run, TrainingStage
 from training.config import ShapesConfig, outputs
 from training.dit import DiTStage
+from training.learner import TrainingStage
+from training.run import Run
 from training.text import TextStage
 from training.vae import VAEStage
 

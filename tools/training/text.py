@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.encoders.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.networks.encoders.decoder import Decoder
 from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
-from qwenimg.common.numbers import rope
+from qwenimg.common.networks.encoders import decoder
+from qwenimg.common.networks.encoders.qwen import QwenVLConfig
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import scenes as shapes
 from training import folder as train_folder
@@ -65,22 +65,22 @@ class Reader(torch.nn.Module):
         self.answers = ops.Linear(config.hidden_size, sum(map(len, CLASSES.values())))
 
 
-def new_text_encoder(config: QwenVLConfig) -> QwenTextEncoder:
+def new_text_encoder(config: QwenVLConfig) -> Decoder:
     """Untrained, in float32."""
-    made = QwenTextEncoder(config, torch.float32)
+    made = Decoder(config, torch.float32)
     initialise(made)
     torch.nn.init.normal_(made.embed_tokens.weight, std=EMBEDDING)
     return made
 
 
-def states_of(encoder: QwenTextEncoder, config: QwenVLConfig, ids: Tensor) -> Tensor:
+def states_of(encoder: Decoder, config: QwenVLConfig, ids: Tensor) -> Tensor:
     """Token ids [B S] -> states [B S C], on the device of `ids`."""
-    cos, sin = rope.text_rope(ids.shape[1], config.head_dim, config.rope_theta)
+    cos, sin = decoder.text_table(config, ids.shape[1])
     return encoder(ids, (ops.table(cos, torch.float32, ids.device), ops.table(sin, torch.float32, ids.device)))
 
 
 class TextStage:
-    """What the loop of `train` needs of a stage: parameters, batches, a loss, and the folder to write."""
+    """What the loop needs of a stage: parameters, batches, a loss, and the folder to write."""
 
     def __init__(self, config: ShapesConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device = config, device

@@ -44,7 +44,7 @@ class Images(NamedTuple):
 
 
 class VAEStage:
-    """What the loop of `train` needs of a stage: parameters, batches, a loss, and the folder to write."""
+    """What the loop needs of a stage: parameters, batches, a loss, and the folder to write."""
 
     def __init__(self, config: ShapesConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device, self.tell = config, device, tell

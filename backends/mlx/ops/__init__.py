@@ -12,6 +12,7 @@ from qwenimg.backends.mlx.ops.activations import *
 from qwenimg.backends.mlx.ops.attention import *
 from qwenimg.backends.mlx.ops.device import *
 from qwenimg.backends.mlx.ops.functions import *
+from qwenimg.backends.mlx.ops.kept import *
 from qwenimg.backends.mlx.ops.layers import *
 from qwenimg.backends.mlx.ops.operate import layer_seconds as layer_seconds
 from qwenimg.backends.mlx.ops.operate import operate as operate

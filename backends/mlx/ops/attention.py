@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
+from qwenimg.backends.mlx.ops import device
 from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
 from qwenimg.backends.workspaces import SCORE_BYTES
 from qwenimg.common.precision.precision import Compute
@@ -27,7 +28,7 @@ def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: b
     heads than query heads are shared.
     """
     D, scale = v.shape[-1], q.shape[-1] ** -0.5
-    fused = _has_kernel(v)
+    fused = has_kernel(v)
     dtype, width = (v.dtype, padded_width(D)) if fused else (mx.float32, D)
     q, k, v_ = (pad_heads(x.astype(v.dtype).astype(dtype), width).transpose(0, 2, 1, 3) for x in (q, k, v))
     out = _attend(q, k, v_, scale, "causal") if causal else _in_chunks(q, k, v_, scale, fused, mask)
@@ -98,7 +99,7 @@ def pad_heads(x: Array, width: int) -> Array:
     return mx.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])]) if width > x.shape[-1] else x
 
 
-def _has_kernel(v: Array) -> bool:
+def has_kernel(v: Array) -> bool:
     """Return whether a fused kernel exists: Metal has one for widths up to 128 in every dtype, MLX's CUDA build only
     in 16 bit."""
     return on_gpu() and v.shape[-1] <= FUSED_HEADS[-1] and (mx.metal.is_available() or v.itemsize == 2)
@@ -118,7 +119,7 @@ def _in_chunks(q: Array, k: Array, v: Array, scale: float, fused: bool, mask: Ar
         some = q[:, :, start : start + rows]
         parts.append(_in_runs(some, k, v, scale) if runs else _attend(some, k, v, scale, mask))
         if rows < L:
-            mx.eval(parts[-1])
+            device.eval(parts[-1])
     return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
 
@@ -146,5 +147,5 @@ def _in_runs(q: Array, k: Array, v: Array, scale: float) -> Array:
         weights, shrunk = mx.exp(scores - higher), mx.exp(top - higher)
         total = total * shrunk + weights.sum(axis=-1, keepdims=True)
         out, top = out * shrunk + weights @ v[:, :, start : start + RUN], higher
-        mx.eval(out, total, top)  # so that memory holds the scores of one run
+        device.eval((out, total, top))  # so that memory holds the scores of one run
     return out / total

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -21,6 +23,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+# Whether a function is traced for its gradients, so that nothing in it may be evaluated
+_traced: ContextVar[bool] = ContextVar("traced", default=False)
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Let nothing be evaluated while the context is open."""
+    token = _traced.set(True)
+    try:
+        yield
+    finally:
+        _traced.reset(token)
+
+
 def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
     """Wrap a component's method that runs its model: chains are compiled where its `fuses` says so."""
 
@@ -32,9 +48,12 @@ def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, 
     return run
 
 
-def table(values: np.ndarray, dtype: mx.Dtype) -> Array:
-    """Return numbers made in numpy as float32, whatever `dtype`: only torch has the float64 twin."""
-    return mx.array(values.astype(np.float32))
+def table(values: np.ndarray | Array, dtype: mx.Dtype) -> Array:
+    """Return numbers as float32, whatever `dtype`: only torch has the float64 twin. They are made in numpy, or by
+    another component in a training step."""
+    if isinstance(values, np.ndarray):
+        return mx.array(values.astype(np.float32))
+    return values.astype(mx.float32)
 
 
 def placed(values: np.ndarray | Sequence[Any]) -> Array:
@@ -59,13 +78,15 @@ def numpy(x: Array) -> np.ndarray:
 def async_eval(x: Array) -> Array:
     """Start the computation of x without waiting, and return x. No graph then grows past one block: Metal's watchdog
     kills a very long command buffer."""
-    mx.async_eval(x)
+    if not _traced.get():
+        mx.async_eval(x)
     return x
 
 
 def eval(x: T) -> T:
     """Evaluate x, an array or arrays in tuples and lists, so that its inputs can be freed. Return x."""
-    mx.eval(x)
+    if not _traced.get():
+        mx.eval(x)
     return x
 
 

@@ -16,6 +16,7 @@ from qwenimg.common.runtime.observers import seen
 
 Result = TypeVar("Result")
 DTYPES = {name: getattr(mx, name) for name in ("float64", "float32", "bfloat16", "float16")}
+FINITE = 80.0  # the largest exponent of activations: an infinite exponential would have a gradient that is not finite
 
 
 def at_least_float32(x: Array) -> Array:
@@ -25,6 +26,11 @@ def at_least_float32(x: Array) -> Array:
 def pad_tokens(x: Array, length: int) -> Array:
     """Pad [B S C] with zeros at the end to [B length C]."""
     return mx.pad(x, [(0, 0), (0, length - x.shape[1]), (0, 0)])
+
+
+def behind_zeros(x: Array, count: int) -> Array:
+    """Put `count` tokens of zeros before x [B S C]."""
+    return mx.pad(x, [(0, 0), (count, 0), (0, 0)]) if count else x
 
 
 def repeated(x: Array, count: int) -> Array:
@@ -89,6 +95,12 @@ def scaled(x: Array, scale: Array, dtype: mx.Dtype) -> Array:
 @cache
 def _scaled(dtype: mx.Dtype) -> Callable[..., Array]:
     return fused(lambda x, scale: (x * (1 + scale)).astype(dtype))
+
+
+def modulated(x: Array, shift: Array, scale: Array, dtype: mx.Dtype) -> Array:
+    """Return x * (1 + scale) + shift for x [B L C], computed in the wider dtype of all, and cast to `dtype` once at the
+    end."""
+    return seen("modulated", "", _modulated(dtype)(x, shift, scale))
 
 
 def gated(x: Array, gate: Array, update: Array) -> Array:
@@ -179,7 +191,7 @@ def rotate_halves(x: Array, cos: Array, sin: Array) -> Array:
 @fused
 def silu(x: Array) -> Array:
     wide = at_least_float32(x)
-    return (wide / (1 + mx.exp(-wide))).astype(x.dtype)
+    return (wide / (1 + mx.exp(mx.minimum(-wide, FINITE)))).astype(x.dtype)
 
 
 def damped(x: Array, update: Array, scale: float) -> Array:
@@ -209,7 +221,7 @@ def gelu(x: Array) -> Array:
     far below zero 1 + tanh u loses its digits."""
     wide = at_least_float32(x)
     exponent = -1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
-    return (wide / (1 + mx.exp(exponent))).astype(x.dtype)
+    return (wide / (1 + mx.exp(mx.minimum(exponent, FINITE)))).astype(x.dtype)
 
 
 @fused
@@ -224,7 +236,7 @@ def quick_gelu(x: Array) -> Array:
     """Return x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units",
     2016)."""
     wide = at_least_float32(x)
-    return (wide / (1 + mx.exp(-1.702 * wide))).astype(x.dtype)
+    return (wide / (1 + mx.exp(mx.minimum(-1.702 * wide, FINITE)))).astype(x.dtype)
 
 
 @fused
@@ -236,6 +248,11 @@ def geglu(x: Array) -> Array:
     """Return the first half of x [... 2C] times GELU of the second, [... C] (N. Shazeer, "GLU Variants Improve
     Transformer", 2020)."""
     values, gate = mx.split(x, 2, axis=-1)
+    return seen("geglu", "", _gated_gelu(values, gate))
+
+
+def gated_gelu_erf(gate: Array, values: Array) -> Array:
+    """Return `values` times GELU, by its definition, of `gate`. Neither is read again."""
     return seen("geglu", "", _gated_gelu(values, gate))
 
 
@@ -297,10 +314,11 @@ def rescale(guided: Array, conditional: Array, share: float) -> Array:
     return g * (share * ratio + (1 - share))
 
 
-def shortened(guided: Array, conditional: Array, most: float) -> Array:
-    """Return `guided` with at most `most` times the length of `conditional`, both as one vector, in float32."""
+def shortened(guided: Array, conditional: Array, most: float, each: bool = False) -> Array:
+    """Return `guided` with at most `most` times the length of `conditional`, both as one vector, or token by token
+    [C] if `each`, in float32."""
     g, c = at_least_float32(guided), at_least_float32(conditional)
-    ratio = mx.sqrt(mx.sum(mx.square(c)) / mx.sum(mx.square(g)))
+    ratio = _length(c) / _length(g) if each else mx.sqrt(mx.sum(mx.square(c)) / mx.sum(mx.square(g)))
     return g * mx.minimum(most * ratio, 1)
 
 

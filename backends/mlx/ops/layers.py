@@ -99,6 +99,10 @@ class Embedding(mlx.nn.Module):
     def __call__(self, ids: Array) -> Array:
         return seen("embedding", self.path, self.weight[ids])
 
+    def scores(self, x: Array) -> Array:
+        """Return the products [... count] of x [... width] with all rows, in their dtype: a head that is tied to it."""
+        return seen("linear", self.path, mx.matmul(x.astype(self.weight.dtype), self.weight.T))
+
 
 class RMSNorm(mlx.nn.Module):
     path = ""

@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
+from qwenimg.backends.mlx.ops import device
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.mlx.ops.layers import Linear, rotate
 from qwenimg.common.quant.affine import Affine
@@ -64,7 +65,7 @@ class QuantizedLinear(Linear):
         for i in range(0, self.codes.shape[0], step):
             parts.append(self._decoded(i).astype(self._dtype))
             if step < self.codes.shape[0]:
-                mx.eval(parts[-1])
+                device.eval(parts[-1])
         return mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
     @property
@@ -87,7 +88,7 @@ class QuantizedLinear(Linear):
             wide = self.rotation and self.compute is None and not on_gpu()
             y = self._wide(x.astype(self.dtype)) if wide else super().__call__(x)
             if not on_gpu():
-                mx.eval(y)  # or MLX decodes the weights of many layers before it multiplies one
+                device.eval(y)  # or MLX decodes the weights of many layers before it multiplies one
             return y
         x = rotate(x.astype(self.dtype), self.rotation) if self.rotation else x.astype(self.dtype)
         y = mx.quantized_matmul(x, *self.packed, transpose=True, **_as_keywords(self.code))
@@ -101,7 +102,7 @@ class QuantizedLinear(Linear):
             y = mx.matmul(turned, self._decoded(i).T)
             y = y + self.bias[i : i + step].astype(mx.float32) if "bias" in self else y
             parts.append(y.astype(x.dtype))
-            mx.eval(parts[-1])
+            device.eval(parts[-1])
         return seen("linear", self.path, self.with_branch(turned, mx.concatenate(parts, axis=-1)))
 
 

@@ -14,6 +14,7 @@ from qwenimg.backends.torch.ops.cpu import computes as computes
 from qwenimg.backends.torch.ops.cpu import multiplies as multiplies
 from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
+from qwenimg.backends.torch.ops.kept import *
 from qwenimg.backends.torch.ops.layers import *
 from qwenimg.backends.torch.ops.operate import layer_seconds as layer_seconds
 from qwenimg.backends.torch.ops.operate import operate as operate

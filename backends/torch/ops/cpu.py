@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache, wraps
 from itertools import accumulate
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -29,8 +30,13 @@ class HasModel(Protocol):
 C = TypeVar("C", bound=HasModel)
 
 
+# Whether the results of models may be part of what is differentiated
+_differentiable: ContextVar[bool] = ContextVar("differentiable", default=False)
+
+
 def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
-    """Wrap a component's method that runs its model: no gradients, and one thread for a small model.
+    """Wrap a component's method that runs its model: no gradients (but see `differentiable`), and one thread for a
+    small model.
 
     An operation of a small model ends before a second thread has woken up for its half. On a busy machine every
     operation would then wait for the slowest thread, thousands of times in an image.
@@ -38,28 +44,45 @@ def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, 
 
     @wraps(method)
     def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with computing(_is_small(self.model)):
+        with computing(is_small(self.model)):
             return method(self, *args, **kwargs)
 
     return run
 
 
 @contextmanager
+def differentiable() -> Iterator[None]:
+    """Let models run with gradients where the caller has them, while the context is open."""
+    token = _differentiable.set(True)
+    try:
+        yield
+    finally:
+        _differentiable.reset(token)
+
+
+@contextmanager
 def computing(small: bool) -> Iterator[None]:
-    """Run models without gradients while the context is open, a `small` one on one thread."""
+    """Run models without gradients (but see `differentiable`) while the context is open, a `small` one on one
+    thread."""
+    with threads_for(small), nullcontext() if _differentiable.get() else torch.inference_mode(), attention_order():
+        yield
+
+
+@contextmanager
+def threads_for(small: bool) -> Iterator[None]:
+    """Compute a `small` model on one thread while the context is open."""
     threads = torch.get_num_threads()
     single = threads > 1 and small
     if single:
         torch.set_num_threads(1)
     try:
-        with torch.inference_mode(), attention_order():
-            yield
+        yield
     finally:
         if single:
             torch.set_num_threads(threads)
 
 
-def _is_small(model: torch.nn.Module) -> bool:
+def is_small(model: torch.nn.Module) -> bool:
     """Return whether the model has fewer than SMALL parameters.
 
     Counting stops at the limit, since every step asks this.

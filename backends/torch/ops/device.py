@@ -14,10 +14,12 @@ from qwenimg.backends.torch.ops.functions import at_least_float32
 T = TypeVar("T")
 
 
-def table(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers made in numpy on the device, in float32, or in float64 if that is the component's `dtype`."""
+def table(values: np.ndarray | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers on the device, in float32, or in float64 if that is the component's `dtype`. They are made in
+    numpy, or by another component in a training step."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.from_numpy(values).to(device=device, dtype=wide)
+    values = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    return values.to(device=device, dtype=wide)
 
 
 def placed(values: np.ndarray | Sequence[Any], device: torch.device) -> Tensor:

@@ -33,6 +33,11 @@ def pad_tokens(x: Tensor, length: int) -> Tensor:
     return F.pad(x, (0, 0, 0, length - x.shape[1]))
 
 
+def behind_zeros(x: Tensor, count: int) -> Tensor:
+    """Put `count` tokens of zeros before x [B S C]."""
+    return F.pad(x, (0, 0, count, 0)) if count else x
+
+
 def repeated(x: Tensor, count: int) -> Tensor:
     """Repeat a batch of one `count` times, without a copy."""
     return x.expand(count, *x.shape[1:])
@@ -92,6 +97,12 @@ def scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Return x * (1 + scale) for x [B L C], computed in the wider dtype of both, and cast to `dtype` once at the
     end."""
     return seen("scaled", "", (x * (1 + scale)).to(dtype))
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x * (1 + scale) + shift for x [B L C], computed in the wider dtype of all, and cast to `dtype` once at the
+    end."""
+    return seen("modulated", "", torch.addcmul(shift, x, 1 + scale).to(dtype))
 
 
 def gated(x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
@@ -230,8 +241,13 @@ def geglu(x: Tensor) -> Tensor:
     """Return the first half of x [... 2C] times GELU of the second, [... C] (N. Shazeer, "GLU Variants Improve
     Transformer", 2020)."""
     values, gate = x.chunk(2, dim=-1)
+    return gated_gelu_erf(gate, values)
+
+
+def gated_gelu_erf(gate: Tensor, values: Tensor) -> Tensor:
+    """Return `values` times GELU, by its definition, of `gate`. Neither is read again."""
     gate = F.gelu(gate)
-    return seen("geglu", "", gate.mul_(values) if in_place(gate) else values * gate)
+    return seen("geglu", "", gate.mul_(values) if in_place(gate) else gate * values)
 
 
 def gated_gelu(gate: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -286,10 +302,11 @@ def rescale(guided: Tensor, conditional: Tensor, share: float) -> Tensor:
     return g * (share * ratio + (1 - share))
 
 
-def shortened(guided: Tensor, conditional: Tensor, most: float) -> Tensor:
-    """Return `guided` with at most `most` times the length of `conditional`, both as one vector, in float32."""
+def shortened(guided: Tensor, conditional: Tensor, most: float, each: bool = False) -> Tensor:
+    """Return `guided` with at most `most` times the length of `conditional`, both as one vector, or token by token
+    [C] if `each`, in float32."""
     g, c = at_least_float32(guided), at_least_float32(conditional)
-    ratio = torch.linalg.vector_norm(c) / torch.linalg.vector_norm(g)
+    ratio = _length(c) / _length(g) if each else torch.linalg.vector_norm(c) / torch.linalg.vector_norm(g)
     return g * torch.clamp(most * ratio, max=1)
 
 

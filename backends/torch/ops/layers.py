@@ -81,7 +81,7 @@ def rotate(x: Tensor, group: int) -> Tensor:
     third of the time.
     """
     compiling = torch.compiler.is_compiling()
-    if x.device.type != "cpu" or x.dtype.itemsize < 4 or compiling:
+    if x.device.type != "cpu" or x.dtype.itemsize < 4 or compiling or torch.is_grad_enabled():
         matrix_of = _rotation.__wrapped__ if compiling else _rotation  # the compiler warns of a cache
         return F.linear(x.unflatten(-1, (-1, group)), matrix_of(group, x.dtype, x.device)).flatten(-2)
     first = 2 ** (group.bit_length() // 4 * 2)
@@ -169,6 +169,11 @@ class Embedding(torch.nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return seen("embedding", self.path, F.embedding(ids, self.weight))
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the products [... count] of x [... width] with all rows, in their dtype: a head that is tied to it."""
+        x = x.to(self.weight.dtype)
+        return seen("linear", self.path, _product(x)(x, self.weight, None))
 
 
 class RMSNorm(torch.nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -69,9 +71,8 @@ class QuantizedLinear(Linear):
         """The weight [out in], decoded at each call and rounded once; as the layer's `rotation` leaves it."""
         if torch.compiler.is_compiling():
             return decode(self.codes, self.scales, self.biases, self.code).to(self._dtype)
-        weight = (self.decoded or DecodeBuffer()).of(
-            (self.out_features, self.in_features), self._dtype, self.codes.device
-        )
+        buffer = None if torch.is_grad_enabled() else self.decoded  # which the next layer overwrites
+        weight = (buffer or DecodeBuffer()).of((self.out_features, self.in_features), self._dtype, self.codes.device)
         rows = max(1, IN_CACHE // self.in_features) if weight.device.type == "cpu" else self.out_features
         parts = (self.codes, self.scales, *(() if self.biases is None else (self.biases,)))
         for out, codes, scales, *biases in zip(weight.split(rows), *(part.split(rows) for part in parts), strict=True):
@@ -85,6 +86,10 @@ class QuantizedLinear(Linear):
         """Return the layer's result as `Linear` does. A CPU without products in 16 bit computes a layer that rotates in
         float32 as a whole, and rounds once."""
         x = x.to(self.dtype)
+        if torch.is_grad_enabled() and self.compute is None and multiplies(x.dtype, x.device.type):
+            x = self.turned(x)
+            y = _Frozen.apply(x, self)
+            return seen("linear", self.path, y if self.branch is None else y + self._branch_of(x, *self.branch))
         if not self.rotation or self.compute is not None or multiplies(x.dtype, x.device.type):
             return super().forward(x, out)
         assert out is None
@@ -100,6 +105,21 @@ class QuantizedLinear(Linear):
         return seen(
             "linear", self.path, y if self.branch is None else y + self._branch_of(wide.to(x.dtype), *self.branch)
         )
+
+
+class _Frozen(torch.autograd.Function):
+    """The product of a layer, whose weight is decoded again for the gradient of its input: no decoded weight is kept
+    for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.layer = layer
+        return F.linear(x, layer.weight, layer.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        with torch.no_grad():
+            return gradients[0] @ ctx.layer.weight, None
 
 
 def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: QuantFormat) -> Tensor:

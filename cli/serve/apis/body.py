@@ -149,7 +149,7 @@ def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *,
     if len(seeds) > most:
         raise HttpError(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
     if options.get("lora"):
-        options["lora"] = _loras(options["lora"], settings)
+        options["lora"] = loras(options["lora"], settings)
     if options.get("embedding"):
         options["embedding"] = _embeddings(options["embedding"], settings)
     if files.controls or options.get("control"):
@@ -210,13 +210,13 @@ def number(value: object, kind: type | None) -> Any:
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _loras(loras: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
+def loras(given: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
     """Replace the served names of LoRAs by the paths of their files."""
-    for one in loras:
+    for one in given:
         if one.source not in settings.loras:
             served = ", ".join(settings.loras) or "none; start with --lora FILE"
             raise HttpError(400, f"no LoRA {clean(one.source, 60)!r} here; served are {served}", param="lora")
-    return tuple(replace(one, source=settings.loras[one.source]) for one in loras)
+    return tuple(replace(one, source=settings.loras[one.source]) for one in given)
 
 
 def _embeddings(embeddings: Sequence[Embedding], settings: Settings) -> tuple[Embedding, ...]:

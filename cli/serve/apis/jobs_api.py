@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from qwenimg.cli.serve.apis import answers, body
 from qwenimg.cli.serve.apis.images_api import client_of, deadline_of
+from qwenimg.cli.serve.apis.training_api import TrainingApi
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.cli.serve.image_job import ImageJob
@@ -23,6 +24,7 @@ from qwenimg.cli.serve.journal import GalleryPicture, Journal
 from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.public import named
 from qwenimg.cli.serve.settings import Settings
+from qwenimg.cli.serve.training_options import TRAINING
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, in_memory
 from qwenimg.common.base.text import clean
@@ -30,7 +32,7 @@ from qwenimg.common.jobs.image_options import plain
 from qwenimg.common.jobs.job import InputFiles
 
 MOST = 100  # pictures of a job
-_FIELDS = ("model", "deadline", "image", "mask", body.CONTROL_IMAGE)  # beside the options of a picture
+_FIELDS = ("kind", "model", "deadline", "image", "mask", body.CONTROL_IMAGE)  # beside the options of a picture
 LISTED = 100  # jobs or pictures of one answer
 _TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
 _FOREVER = "private, max-age=31536000, immutable"
@@ -41,6 +43,7 @@ class JobsApi:
 
     def __init__(self, dispatcher: Dispatcher, journal: Journal, settings: Settings) -> None:
         self.dispatcher, self.journal, self.settings = dispatcher, journal, settings
+        self.trainings = TrainingApi(dispatcher, journal, settings)
 
     def routes(self) -> list[Route]:
         rows = (
@@ -60,13 +63,23 @@ class JobsApi:
             ("/schema", self.schema, "GET"),
             ("/models", self.models, "GET"),
         )
-        return [Route(f"/api{path}", endpoint, methods=[method]) for path, endpoint, method in rows]
+        routes = [Route(f"/api{path}", endpoint, methods=[method]) for path, endpoint, method in rows]
+        return [*routes, *self.trainings.routes()]
 
     # Jobs
 
     async def add_job(self, request: HttpRequest) -> Response:
         """Store a job and add it to the queue."""
         data = await body.json_object(request)
+        kind = data.pop("kind", "drawing")
+        if kind not in ("drawing", TRAINING):
+            raise HttpError(400, f"kind is {clean(kind, 40)}; choose drawing or {TRAINING}", param="kind")
+        job = self.trainings.job(data, request) if kind == TRAINING else self._drawing(data, request)
+        await self.dispatcher.submit(job)
+        return JsonAnswer(await self._described(job.id), 202, headers={"location": f"/api/jobs/{job.id}"})
+
+    def _drawing(self, data: dict[str, Any], request: HttpRequest) -> ImageJob:
+        """Return the job of a request for pictures. Raises HttpError."""
         model = body.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         deadline = deadline_of(data, self.settings)
         images, controls = body.pictures(data, "image"), body.pictures(data, body.CONTROL_IMAGE)
@@ -74,7 +87,7 @@ class JobsApi:
         if mask is not None and not (images or controls):
             raise HttpError(400, "a mask needs the image that it belongs to", param="mask")
         files = InputFiles(images=images, mask=mask, controls=controls)
-        job = ImageJob(
+        return ImageJob(
             model=model,
             spec=body.job_of(body.options(data, _FIELDS), self.settings, files, most=MOST),
             preview_suffix=".jpg",
@@ -82,8 +95,6 @@ class JobsApi:
             client=client_of(request),
             deadline=deadline,
         )
-        await self.dispatcher.submit(job)
-        return JsonAnswer(await self._described(job.id), 202, headers={"location": f"/api/jobs/{job.id}"})
 
     async def list_jobs(self, request: HttpRequest) -> Response:
         """List the newest jobs."""
@@ -161,14 +172,21 @@ class JobsApi:
         shown |= dict.fromkeys(("hires_with", "upscale_with"), settings.upscalers)
         for option, files in shown.items():
             if option in row["request"]:  # the paths of files are not shown
-                row["request"][option] = named(str(row["request"][option]), files)
+                value = row["request"][option]
+                many = isinstance(value, list)  # of a training
+                row["request"][option] = [named(str(one), files) for one in value] if many else named(str(value), files)
         job = self.dispatcher.job(row["id"]) or job
+        row["kind"] = TRAINING if row["request"].get("kind") == TRAINING else "drawing"
         if job is None:
             return row
         if job.ended.is_set():
             about = {"state": job.state, "ended": job.finished}
             return row | about | {"error": None if job.error is None else job.error.text}
         now: dict[str, Any] = {"state": job.state, "position": self.dispatcher.position(job)}
+        if job.state == "waiting" and (behind := self.dispatcher.behind(job)):
+            now["behind"] = [{"id": one.id, "kind": TRAINING, "left": one.progress.left} for one in behind]
+        if job.training is not None:
+            return row | now | {"step": job.step, "steps": job.steps} | job.progress.described()
         if job.preview:
             now["preview"] = base64.b64encode(job.preview).decode()
         return row | now | {"picture": job.index, "step": job.step, "steps": job.steps}
@@ -247,7 +265,7 @@ class JobsApi:
         ]
         lists = ("loras", "embeddings", "controls", "adapters", "upscalers")
         others = {name: [*getattr(self.settings, name)] for name in lists}
-        return JsonAnswer({"models": rows, **others})
+        return JsonAnswer({"models": rows, **others, "trains": bool(self.settings.training)})
 
 
 def sent_recipe(data: bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from qwenimg.cli.serve.apis import answers, body, sd_control, sd_extras, sd_fields
 from qwenimg.cli.serve.apis.images_api import client_of
+from qwenimg.cli.serve.apis.texts_api import caption, text_job, written
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.cli.serve.image_job import ImageJob
@@ -46,6 +47,7 @@ EMPTY: Mapping[str, Any] = {
     "memory": {"ram": {}, "cuda": {}},
     "cmd-flags": {},
 }
+INTERROGATORS = ("clip", "deepdanbooru")
 CONTROLNET = ("version", "model_list", "module_list")  # of its extension, which has routes of its own
 _PICTURES = ("init_images", "mask", "alwayson_scripts")  # fields with pictures, which an answer does not repeat
 _NAMES = {
@@ -75,6 +77,7 @@ class SdApi:
             "png-info": self.png_info,
             "extra-single-image": self.extra_single_image,
             "extra-batch-images": self.extra_batch_images,
+            "interrogate": self.interrogate,
             "options": self.set_options,
             "refresh-checkpoints": self.nothing,
         }
@@ -177,6 +180,17 @@ class SdApi:
         await self.dispatcher.submit(job)
         await answers.wait(self.dispatcher, job, request)
         return base64.b64encode(job.pictures[0].data).decode()
+
+    async def interrogate(self, request: HttpRequest) -> Response:
+        """Describe a picture: as there by a caption (`clip`), or by tags (`deepdanbooru`)."""
+        data = await body.json_object(request)
+        if (how := data.get("model", "clip")) not in INTERROGATORS:
+            text = f"model is {clean(how, 40)}; choose clip, for a caption, or deepdanbooru, for tags"
+            raise HttpError(400, text, param="model")
+        picture = body.picture_bytes(data.get("image"), "image")
+        writing = caption(tags=how == "deepdanbooru")
+        job = text_job(self.chosen, writing, [picture], request, self.settings.deadline, of_sdapi=True)
+        return JsonAnswer({"caption": (await written(self.dispatcher, job, request)).text})
 
     def _values(self, data: Mapping[str, Any], *, with_image: bool) -> Options:
         """Translate the fields in `data` to our options."""

@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import INDEX, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import cached_name, display_name
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import text_parts, tokenizers
+from qwenimg.common.families import fits, text_parts, tokenizers
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.flux import mflux, variants
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.variants import CANNY, DEV, FILL, SCHNELL, TEXT, FluxVariant
 from qwenimg.common.families.load_options import LoadOptions
-from qwenimg.common.families.opening import CONFIG, INDEX, SCHEDULER, Opening, Source, check_tensors
+from qwenimg.common.families.opening import CONFIG, SCHEDULER, Opening, Source, check_tensors
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
@@ -46,11 +46,7 @@ def _patch_channels(vae: KLVAEConfig) -> int:
 
 
 FITS = (
-    Fit(
-        "the transformer wants text states of {} channels, the text encoder makes {}",
-        lambda configs: configs["transformer"].joint_attention_dim,
-        lambda configs: [configs[T5].d_model],
-    ),
+    fits.text_states(lambda configs: configs[T5].d_model),
     Fit(
         "the transformer wants a pooled text of {} channels, CLIP makes {}",
         lambda configs: configs["transformer"].pooled_projection_dim,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.safe_files import closed_on_error, is_file
-from qwenimg.common.families.flux import known, memory
+from qwenimg.common.families.flux import known
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.memory.memory import scores
@@ -21,6 +21,7 @@ from qwenimg.common.networks.denoisers.flux_conditioning import Grid, guidance_r
 from qwenimg.common.networks.denoisers.flux_controlnet import FluxControlNetConfig
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.numbers import packing
+from qwenimg.common.parts import flux_blocks
 from qwenimg.common.parts.components import config_at, on_paper
 from qwenimg.common.parts.control_net import ControlNet, check_sizes
 from qwenimg.common.parts.open_file import open_part
@@ -149,12 +150,14 @@ class ControlNetworks(ModulatedControls[ControlRun]):
         """Return the stages of one network: its modulation, unless it is kept, and all steps."""
         config: FluxControlNetConfig = net.component.config
         tokens, limit = run.tokens + run.length + bool(config.num_mode), self.engine.workspace.score_bytes
-        peak = memory.step_peak(config, tokens) + scores(config.num_attention_heads, 1, tokens, limit)
+        peak = flux_blocks.step_peak(config, tokens) + scores(config.num_attention_heads, 1, tokens, limit)
         activations = self.runtime.call_bytes(net.component, peak) + self.kept_bytes(request, run.tokens)
         passes = run.plan.evaluations * self.steps_under(request, net, run.plan)
-        per_pass = memory.control_operations(config, run.tokens, tokens)
+        per_pass = flux_blocks.control_operations(config, run.tokens, tokens)
         control = self.stage(net, activations, passes, per_pass, co_resident, later)
-        rows = memory.modulation_rows(config, self.runtime.load_plan(net.component), len(run.timesteps))
+        rows = flux_blocks.modulation_rows(
+            config, self.runtime.load_plan(net.component), len(run.timesteps), head=False
+        )
         return self.with_modulation(net, control, rows, run.schedule(net), [run.pooled])
 
     def open(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,57 +23,19 @@ from qwenimg.common.families.flux.checkpoint import (
     of_channels,
     parts_of,
 )
-from qwenimg.common.families.flux.describe_file import EncoderFile, ReduxFile
 from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.load_options import LoadOptions
-from qwenimg.common.families.part_file import CLIP_L, KL_VAE, T5, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import CLIP_L, KL_VAE, T5, AdapterFile, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.networks.denoisers import flux_controlnet, flux_names
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.encoders import redux as redux_network
 from qwenimg.common.networks.encoders import siglip_vision
-from qwenimg.common.parts import known_configs
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.parts import flux_blocks, known_configs
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
-
-_DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
-KIND = DenoiserKind(
-    denoiser="transformer",
-    places={
-        "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler "
-        "(switchable)",
-        "modulation": "the embeddings of time, guidance and pooled text, and every block's shift, scale and gate",
-        "residual": "the residual streams of transformer and text encoders, from x_embedder and context_embedder on, "
-        "which start them",
-        "timestep": "timestep, guidance and their sinusoids (switchable: `rounded` is what diffusers does in half "
-        "precision, where a guidance of 3.5 is seen as 3.504)",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "softmax": PLACES["softmax"],
-        "rms_norm": "RMSNorm, gain included",
-        "guidance": "guidance by a negative prompt",
-        "scheduler": PLACES["scheduler"],
-    },
-    prefers=("bf16", "fp16"),
-    without_units="fp16-upcast",
-    keys={
-        "final_norm": re.compile(r"(norm_out|proj_out)\."),
-        "residual": re.compile(r"((controlnet_)?x_embedder|context_embedder|controlnet_mode_embedder)\."),
-    },
-    scales={
-        re.compile(_DOUBLE + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
-        re.compile(_DOUBLE + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
-        re.compile(_DOUBLE + r"(ff|ff_context)\.net\.(0\.proj|2)"): 2.0**-5,
-        re.compile(_SINGLE + r"attn\.(to_[qkv]|attend)"): 2.0**-3,
-        re.compile(_SINGLE + r"proj_(mlp|out)"): 2.0**-5,
-        re.compile(r"controlnet_(single_)?blocks\.\d+"): 2.0**-10,  # they take the stream itself
-    },
-    rounds_time=True,
-)
-"""The places are those of Qwen-Image, whose blocks of two streams are the same. The text stream is known to exceed
-float16: diffusers clips it there. Under fp16 the streams are float32 and nothing is clipped; the products are scaled by
-Qwen-Image's factors, since no measurement of Flux.1's own activations is known here. Under fp16-plain the streams are
-float16, and are clipped as in diffusers."""
+from qwenimg.common.weights.loras.lora_metadata import LoraBase
 
 
 def _described(folder: Path) -> str:
@@ -133,13 +94,22 @@ def _variant(path: Path, config: FluxConfig) -> str:
     return named
 
 
+def _lora_base(checkpoint: Checkpoint) -> LoraBase:
+    return LoraBase(architecture=f"flux-1-{'schnell' if checkpoint.distilled else 'dev'}", version="flux1")
+
+
+def _not_trained(checkpoint: Checkpoint) -> str:
+    sees = checkpoint.variant not in (variants.TEXT.name, variants.KONTEXT.name)
+    return "takes a mask or a control picture, which no picture to learn from has" if sees else ""
+
+
 FAMILY = Family(
     name="flux",
     title="Flux.1",
     pipelines=variants.PIPELINES,
     refused=REFUSED,
     components=(("transformer",), ("text_encoder",), ("text_encoder_2",), ("vae",)),
-    precision=KIND,
+    precision=flux_blocks.KIND,
     parts=NETWORKS,
     fits=FITS,
     published=_published,
@@ -175,8 +145,22 @@ FAMILY = Family(
             variant=_variant,
             use="--transformer FILE --text-encoder CLIP-L --text-encoder T5 --vae FILE",
         ),
-        ReduxFile(),
-        EncoderFile(),
+        AdapterFile(
+            option="ip_adapter",
+            title="FLUX.1 Redux, which makes text tokens of pictures",
+            is_in=redux.is_in,
+            open=redux.open_file,
+            about=redux.about,
+            use="-m flux-dev --ip-adapter FILE --ip-image PICTURE",
+        ),
+        AdapterFile(
+            option="ip_encoder",
+            title="an image encoder (SigLIP)",
+            is_in=redux.is_encoder,
+            open=redux.open_encoder,
+            about=redux.about_encoder,
+            use="-m flux-dev --ip-adapter REDUX --ip-image PICTURE --ip-encoder FILE",
+        ),
         T5,
         CLIP_L,
         KL_VAE,
@@ -186,6 +170,7 @@ FAMILY = Family(
     models={"": Flux},
     small_files=lambda checkpoint: known_configs.small_files(known_name(checkpoint)),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
+    lora_base=_lora_base,
     defaults=_defaults,
     tiny_vae=lambda checkpoint: "taef1",
     control=ControlFiles(
@@ -199,4 +184,5 @@ FAMILY = Family(
         weights=redux.weights,
     ),
     described=_described,
+    training=TrainingRow(layers=flux_blocks.LEARNING, refusal=_not_trained),
 )

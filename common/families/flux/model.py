@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common.families.flux import memory, references, variants
+from qwenimg.common.families.flux import references, variants
 from qwenimg.common.families.flux.controlnet import ControlNetworks, ControlRun
 from qwenimg.common.families.flux.redux import PictureTexts, SeenPicture
 from qwenimg.common.families.flux.texts import FluxTexts, PooledText
@@ -25,19 +25,19 @@ from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, ti
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import vae
+from qwenimg.common.parts import flux_blocks, vae
 from qwenimg.common.parts.control_net import OwnInput, is_seen
 from qwenimg.common.pipeline.models.flow_model import FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.models.inputs import MaskInput, PictureInputs, each_picture
 from qwenimg.common.pipeline.models.pooled_flow_model import PooledFlowModel
 from qwenimg.common.pipeline.steps.denoiser import Phase, phases
-from qwenimg.common.pipeline.steps.guidance import Guidance
+from qwenimg.common.pipeline.steps.guidance import TRUE_CFG
 from qwenimg.common.pipeline.steps.inpaint import Initial
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Engine, Modulation
+from qwenimg.common.runtime.engine import Array, Modulation
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
@@ -49,16 +49,10 @@ REFERENCES = each_picture(
 LENGTHS = {True: 256, False: 512}  # tokens of T5, of schnell and of all others
 
 
-def _true_cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
-    """Apply classifier-free guidance between two predictions that both have the model's own guidance."""
-    conditional, unconditional = predictions
-    return unconditional + request.true_cfg * (conditional - unconditional)
-
-
 class Flux(PooledFlowModel):
     """A Flux.1 model for `Pipeline`."""
 
-    guidance = Guidance(formula=_true_cfg, name="true-cfg", scale=lambda request: request.true_cfg)
+    guidance = TRUE_CFG
     options = frozenset({"step_cache", "cached_calls"})
     texts: FluxTexts
     config: FluxConfig
@@ -166,17 +160,17 @@ class Flux(PooledFlowModel):
         branches, sharing = self.guidance.branches(request), self.sharing(request)
         tokens = sum(one.count for one in [shape, *self.reference_shapes(request)]) // PATCH**2
         text = max(lengths)
-        peak = memory.step_peak(self.config, sharing.part(tokens) + text)
+        peak = flux_blocks.step_peak(self.config, sharing.part(tokens) + text)
         activations = self.call_bytes(peak, tokens, tokens + text, sharing)
         activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         activations += self.controls.kept_bytes(request, tokens)
-        operations = [memory.step_operations(self.config, tokens + text)] * len(branches)
+        operations = [flux_blocks.step_operations(self.config, tokens + text)] * len(branches)
         co_resident = self.controls.co_resident(request)
         denoise = self.denoising(plan, branches, sharing, activations, operations, co_resident)
         return self.with_modulation(request, plan, denoise)
 
     def modulation_rows(self, plan: LoadPlan, rows: int) -> int:
-        return memory.modulation_rows(self.config, plan, rows)
+        return flux_blocks.modulation_rows(self.config, plan, rows)
 
     def schedule(self, request: Request, plan: SamplingPlan) -> Hashable:
         return self.timesteps(plan), request.guidance if self.config.guidance_embeds else 0.0

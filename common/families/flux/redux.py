@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.shape import Shape
@@ -101,11 +101,7 @@ def open_file(path: Path) -> Component:
     with closed_on_error(header.file):
         if not is_in(header):
             raise bad(path, f"has no tensors of {_TITLE} (redux_up, redux_down), by which FLUX.1 takes pictures")
-        shapes = {key: tensor.shape for key, tensor in header.tensors.items()}
-        try:
-            shown = redux.config_of(shapes)
-        except ModelError as error:
-            raise bad(file, str(error)) from None
+        shown = image_encoders.config_shown(header, file, redux.config_of)
         manifest = redux.manifest(config or shown)
         if unknown := sorted(header.tensors.keys() - manifest.keys()):
             raise bad(file, f"holds unknown tensor {first(unknown)}: it is no {_TITLE} as it is published")
@@ -166,6 +162,23 @@ def with_encoder(net: PictureAdapter, encoders: Encoders) -> PictureAdapter:
 def open_encoder(path: Path) -> Component:
     """Open the image encoder in a folder, or in a file alone, as ComfyUI has it. Raises ModelError."""
     return image_encoders.open_encoder(siglip_vision.NETWORK, path, siglip_vision.config_of)
+
+
+# For `info`
+
+
+def about(config: ReduxConfig) -> list[str]:
+    """Return the lines of a Redux: its model and its encoder."""
+    return [
+        f"type: for FLUX.1, with {config.txt_in_features} channels in a text",
+        f"image encoder: {ENCODER}, states of {config.redux_dim} numbers",
+    ]
+
+
+def about_encoder(config: SiglipVisionConfig) -> list[str]:
+    """Return the line of an image encoder: its type and size."""
+    known = "so400m-patch14-384, of FLUX.1 Redux" if config == SO400M else "of another size"
+    return [f"type: SigLIP {known}, states of {config.hidden_size} numbers"]
 
 
 # In a run

@@ -1,5 +1,5 @@
-"""Rows from which a FLUX.2 klein is opened: its networks, and the published model that one without configurations is
-like."""
+"""Rows from which a FLUX.2 is opened, klein or dev: its networks, and the published model that one without
+configurations is like."""
 
 from __future__ import annotations
 
@@ -8,59 +8,67 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import INDEX, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import tokenizers
-from qwenimg.common.families.fits import Fit
+from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.flux2.known import SMALL_FILES
-from qwenimg.common.families.opening import INDEX, Opening, Source
+from qwenimg.common.families.flux2.known_dev import DEV
+from qwenimg.common.families.flux2.known_dev import SMALL_FILES as DEV_FILES
+from qwenimg.common.families.opening import Opening, Source
 from qwenimg.common.networks.denoisers import flux2_dit, flux2_names
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
-from qwenimg.common.networks.encoders import language_names, qwen3
+from qwenimg.common.networks.encoders import decoder_kinds, language_names, qwen
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, flux2_vae_names
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.open_file import stored_shape
+from qwenimg.common.prompts import language
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
-TAPS = (9, 18, 27)
-"""The layers of the text encoder behind which states are taken. No file of a model states them."""
+TAPS, DEV_TAPS = (9, 18, 27), (10, 20, 30)
+"""The layers of the text encoder behind which states are taken, of klein and of dev. No file of a model states
+them."""
+GUIDANCE = "time_guidance_embed.guidance_embedder.linear_1.weight"
+"""A parameter of dev's transformer alone."""
 
 
 def _with_taps(data: Mapping[str, Any]) -> dict[str, Any]:
-    return qwen3.fields(data) | {"taps": TAPS}
+    return {**qwen.QWEN3.fields(data), "taps": TAPS}
+
+
+def _with_dev_taps(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {**decoder_kinds.fields(data), "taps": DEV_TAPS, "pads_first": True}
 
 
 NETWORKS: dict[str, Network] = {
     "transformer": flux2_dit.NETWORK,
-    "text_encoder": replace(qwen3.NETWORK, fields=_with_taps),
+    "text_encoder": replace(qwen.QWEN3, fields=_with_taps),
     "vae": flux2_vae.NETWORK,
+}
+DEV_NETWORKS: dict[str, Network] = NETWORKS | {
+    "text_encoder": replace(language_names.MISTRAL_SMALL_3.network, fields=_with_dev_taps)
 }
 LAYOUTS = {
     "transformer": flux2_names.LAYOUTS,
     "text_encoder": language_names.QWEN3,
     "vae": flux2_vae_names.LAYOUTS,
 }
+DEV_LAYOUTS = LAYOUTS | {"text_encoder": language_names.MISTRAL_SMALL_3}
 FITS = (
-    Fit(
-        "the transformer wants text states of {} channels, the text encoder makes {}",
-        lambda configs: configs["transformer"].joint_attention_dim,
-        lambda configs: [configs["text_encoder"].state_size],
-    ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {} in patches",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].patch_channels],
-    ),
+    fits.text_states(lambda configs: configs["text_encoder"].state_size),
+    fits.patches(lambda configs: configs["vae"].patch_channels),
 )
 
 
 def model_of(transformer: Path) -> str:
-    """Return the name of the published model that the transformer in a folder or file is of: of the size that its width
-    is nearer to, and distilled unless its name says `base`. Raises ModelError."""
+    """Return the name of the published model that the transformer in a folder or file is of: dev if guidance is an
+    input, else the klein of the size that its width is nearer to, distilled unless its name says `base`. Raises
+    ModelError."""
+    if stored_shape(LAYOUTS["transformer"], transformer, GUIDANCE) is not None:
+        return DEV.name
     models = (known_configs.read(f"flux2-klein-{size}", "transformer", flux2_dit.NETWORK) for size in ("4b", "9b"))
     small, large = (model.dim for model in models)
     width, *_ = stored_shape(LAYOUTS["transformer"], transformer, "x_embedder.weight") or (small,)
@@ -77,22 +85,24 @@ def is_distilled(index: Path) -> bool:
     return value
 
 
-def _check_klein(path: Path, config: Any) -> None:
-    """Raise ModelError for the transformer of FLUX.2 dev."""
-    if isinstance(config, Flux2Config) and config.guidance_embeds:
+def _check(source: Source, config: Any) -> None:
+    """Raise ModelError for the transformer of a klein in dev, and the reverse."""
+    is_dev = source.rows is DEV_OPENING
+    if isinstance(config, Flux2Config) and config.guidance_embeds != is_dev:
+        own, other = ("FLUX.2 dev", "klein") if is_dev else ("FLUX.2 klein", "dev")
         raise ModelError(
-            f"{clean(path)}: the transformer is guidance-distilled (guidance_embeds), as FLUX.2 dev's is; "
-            "FLUX.2 klein is supported"
+            f"{clean(source.path)}: the transformer is FLUX.2 {other}'s by its guidance_embeds, and the other parts "
+            f"are {own}'s: give all parts of one model"
         )
 
 
 def _config(source: Source, part: str, config: Any) -> Any:
-    _check_klein(source.path, config)
+    _check(source, config)
     return config
 
 
 def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
-    _check_klein(source.path, checkpoint["transformer"].config)  # which the tensors of a file may have shown
+    _check(source, checkpoint["transformer"].config)  # which the tensors of a file may have shown
     return replace(checkpoint, distilled=is_distilled(source.small_file(INDEX)))
 
 
@@ -103,4 +113,11 @@ OPENING = Opening(
     tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, SMALL_FILES),
     config=_config,
     complete=_complete,
+)
+DEV_OPENING = replace(
+    OPENING,
+    networks=DEV_NETWORKS,
+    layouts=DEV_LAYOUTS,
+    model=lambda source: DEV.name,
+    tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, DEV_FILES, language.load),
 )

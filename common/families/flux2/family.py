@@ -1,4 +1,4 @@
-"""Flux.2 klein as a row of data."""
+"""FLUX.2 klein and FLUX.2 dev as rows of data: they differ in their text encoder and in guidance."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux2.checkpoint import FITS, LAYOUTS, NETWORKS, OPENING, is_distilled, model_of
+from qwenimg.common.families.flux2.checkpoint import (
+    DEV_NETWORKS,
+    DEV_OPENING,
+    FITS,
+    LAYOUTS,
+    NETWORKS,
+    OPENING,
+    is_distilled,
+    model_of,
+)
 from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
-from qwenimg.common.families.flux2.model import Flux2
+from qwenimg.common.families.flux2.known_dev import DEV as DEV_MODEL
+from qwenimg.common.families.flux2.known_dev import LICENSE
+from qwenimg.common.families.flux2.model import Flux2, Flux2Dev
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.families.part_file import QWEN3, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import FLUX_2_VAE, MISTRAL_SMALL_3, QWEN3, PartFile, TinyVAEFile
+from qwenimg.common.families.training_row import TrainingRow
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.loras.lora_metadata import LoraBase
 
+_GUIDANCE = ("guidance_in.in_layer.weight", "guidance_embedder.linear_1.weight")  # ends of names
 _DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -51,9 +66,6 @@ Measured at full width with random weights alone (docs/measured/precision.md): t
 nothing about how large published weights make values."""
 
 
-_DEV = "is FLUX.2 dev, whose text encoder is Mistral Small 3 of 24 B parameters: not supported; FLUX.2 klein is"
-
-
 def _like(checkpoint: Checkpoint) -> KnownModel:
     """Return a known model with the steps, guidance and small files of `checkpoint`; both sizes have the same."""
     return KLEIN_4B if checkpoint.distilled else BASE_4B
@@ -61,19 +73,23 @@ def _like(checkpoint: Checkpoint) -> KnownModel:
 
 def _variant(path: Path, config: Flux2Config) -> str:
     """Return the published model that is nearest to a transformer."""
-    if config.guidance_embeds:
-        return "FLUX.2 dev, which is not supported: it is guidance-distilled"
-    return f"{model_of(path)}, by its width and its file's name"
+    return DEV_MODEL.title if config.guidance_embeds else f"{model_of(path)}, by its width and its file's name"
 
 
+def _is_dev(header: Header) -> bool:
+    """Return whether guidance is an input of the transformer in a file."""
+    return any(name.endswith(_GUIDANCE) for name in header.tensors)
+
+
+_LAYOUT = LAYOUTS["transformer"]
+_TRANSFORMER = PartFile(option="transformer", title="FLUX.2's transformer", layouts=_LAYOUT, variant=_variant)
 FAMILY = Family(
     name="flux2",
     title="FLUX.2 klein",
     pipelines=frozenset({"Flux2KleinPipeline"}),
     refused={
         "Flux2KleinKV": "is a FLUX.2 klein that keeps keys and values of reference images: not supported",
-        "Flux2Klein": "is a FLUX.2 klein pipeline for another task: give the model's own folder",
-        "Flux2": _DEV,
+        "Flux2": "is a FLUX.2 pipeline for another task: give the model's own folder",
     },
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
@@ -83,16 +99,39 @@ FAMILY = Family(
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        PartFile(option="transformer", title="FLUX.2's transformer", layouts=LAYOUTS["transformer"], variant=_variant),
-        PartFile(option="vae", title="FLUX.2's VAE", layouts=LAYOUTS["vae"], use="-m MODEL --vae FILE"),
+        replace(_TRANSFORMER, is_in=lambda header: _LAYOUT.find_in(header) is not None and not _is_dev(header)),
+        FLUX_2_VAE,
         QWEN3,
         TinyVAEFile(names=("taef2",)),
     ),
     model_of=lambda transformer, options: model_of(transformer),
     models={"": Flux2},
     # an image is a reference, and the run starts from noise
+    lora_base=lambda checkpoint: LoraBase(architecture="flux-2-klein", version="flux2"),
     defaults=lambda checkpoint: Defaults(**_like(checkpoint).usual, strength=1.0, mask_strength=0.8),
     tiny_vae=lambda checkpoint: "taef2",
     described=lambda folder: "FLUX.2 klein, text and reference images to image",
     small_files=lambda checkpoint: known_configs.small_files(_like(checkpoint).name),
+    training=TrainingRow(layers=re.compile(r"(?:single_)?transformer_blocks\.\d+\.(?:attn|ff|ff_context)\..+")),
+)
+DEV = replace(
+    FAMILY,
+    name="flux2-dev",
+    title="FLUX.2 dev",
+    pipelines=frozenset({"Flux2Pipeline"}),
+    refused={},
+    parts=DEV_NETWORKS,
+    published=lambda checkpoint, folder: checkpoint,
+    open=DEV_OPENING.open,
+    files=(
+        replace(_TRANSFORMER, is_in=lambda header: _LAYOUT.find_in(header) is not None and _is_dev(header)),
+        FLUX_2_VAE,
+        MISTRAL_SMALL_3,
+        TinyVAEFile(names=("taef2",)),
+    ),
+    models={"": Flux2Dev},
+    lora_base=lambda checkpoint: LoraBase(architecture="flux-2-dev", version="flux2"),
+    defaults=lambda checkpoint: Defaults(**DEV_MODEL.usual, strength=1.0, mask_strength=0.8),
+    described=lambda folder: f"FLUX.2 dev, text and reference images to image; license: {LICENSE}",
+    small_files=lambda checkpoint: known_configs.small_files(DEV_MODEL.name),
 )

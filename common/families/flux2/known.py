@@ -1,4 +1,4 @@
-"""The FLUX.2 models that are known by name."""
+"""The FLUX.2 klein models that are known by name."""
 
 from __future__ import annotations
 
@@ -58,9 +58,3 @@ SMALL_FILES = ConfigDownload(
     title="the small files of FLUX.2 klein",
     family="flux2",
 )
-_WHY = "has a text encoder of 24 B parameters (Mistral Small 3) that is not supported; FLUX.2 klein is"
-# Why others are not supported
-REFUSED = {
-    "flux.2-dev": _WHY,
-    "flux2-dev": _WHY,
-}

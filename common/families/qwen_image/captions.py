@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import peek
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, vision_tower
-from qwenimg.common.networks.encoders.qwen_vl_caption import QwenCaptionConfig
+from qwenimg.common.networks.encoders import decoder, qwen_vl_vision, vision_tower
+from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.parts.components import renaming
+from qwenimg.common.parts.texts import levels
 from qwenimg.common.parts.texts.captions import Describing
-from qwenimg.common.parts.texts.picture_texts import NO_LIMIT, VISION, PictureTemplate
 from qwenimg.common.pictures.patches import QWEN2_VL
-from qwenimg.common.prompts.qwen import Template
+from qwenimg.common.prompts.chat import QWEN_VL
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.plan import LoadPlan
 
 LIMIT = 512  # tokens of a caption, as published
 
+
+def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {**qwen_vl_vision.fields(data), "writes": True}
+
+
+NETWORK = replace(qwen_vl_vision.NETWORK, fields=_fields)
+"""The text encoder, with head and vision tower."""
+
 # Its texts as published, with their breaks of lines
-_START = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
-_END = "{}<|im_end|>\n<|im_start|>assistant\n"
+_CHAT = replace(
+    QWEN_VL,
+    text="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n{system}{pictures}{user}<|im_end|>\n<|im_start|>assistant\n",
+)
 TEXTS = {
     "en": (
         "# Image Annotator\nYou are a professional\nimage annotator. Please write an image caption based on the input "
@@ -50,23 +60,18 @@ TEXTS = {
 }  # fmt: skip
 
 
-def _around(text: str) -> PictureTemplate:
-    template = Template(text=f"{_START}{text}{_END}", dropped=0, limit=NO_LIMIT, seen=NO_LIMIT)
-    return PictureTemplate(template=template, before=lambda pictures: VISION * pictures, form=QWEN2_VL)
-
-
 def lacks(paths: Iterable[Path]) -> str:
     """Return what the files of a text encoder lack to describe a picture; "": nothing. Raises ModelError."""
-    rename = renaming(qwen_vl_caption.NETWORK, QwenCaptionConfig())
+    rename = renaming(NETWORK, QwenVLVisionConfig(writes=True))
     names = {rename(key) or "" for path in paths for key in peek(path).tensors}
-    if qwen_vl_caption.HEAD not in names:
-        return f"head ({qwen_vl_caption.HEAD})"
+    if decoder.HEAD not in names:
+        return f"head ({decoder.HEAD})"
     return "" if any(name.startswith(vision_tower.PREFIX) for name in names) else "vision tower"
 
 
 def check(text: Component) -> None:
     """Raise ModelError for a text encoder that cannot describe a picture."""
-    if text.network == qwen_vl_caption.NETWORK.name:
+    if text.config.writes:
         return
     paths = [file.path for file in text.plan.files]
     raise ModelError(
@@ -75,16 +80,6 @@ def check(text: Component) -> None:
     )
 
 
-@found_once
-def _alone(plan: LoadPlan) -> LoadPlan:
-    return plan.only(qwen_vl_caption.is_language)
-
-
-def alone(text: Component) -> Component:
-    """Return the part of a text encoder that prompts need: the language model without head and vision tower."""
-    return replace(text, network=qwen_vl.NETWORK.name, plan=_alone(text.plan))
-
-
 def describing() -> Describing:
     """Return how the text encoder is asked."""
-    return Describing(texts={name: _around(text) for name, text in TEXTS.items()}, limit=LIMIT, alone=alone)
+    return Describing(texts=TEXTS, chat=_CHAT, form=QWEN2_VL, limit=LIMIT, alone=levels.alone)

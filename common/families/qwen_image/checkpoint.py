@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.config import INDEX, parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import tokenizers
+from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.fits import Fit
-from qwenimg.common.families.opening import CONFIG, INDEX, Opening, Source
+from qwenimg.common.families.opening import CONFIG, Opening, Source
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.variants import QwenVariant
@@ -23,8 +23,8 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit, qwen_names
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import language_names, qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
-from qwenimg.common.networks.encoders.qwen_vl_caption import QwenCaptionConfig
+from qwenimg.common.networks.encoders import decoder, language_names, qwen, qwen_vl_vision, vision_tower
+from qwenimg.common.networks.encoders.decoder import DecoderConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.layout import Shapes, shape_of
 from qwenimg.common.networks.network import Network
@@ -36,19 +36,11 @@ from qwenimg.common.weights.part_names import plain
 
 _UP = re.compile(r"decoder\.(?:up_blocks\.0\.resnets\.(\d)\.conv1|upsamples\.(\d{1,2})\.residual\.2)\.weight")
 _SAMPLER = re.compile(r"decoder\.(?:up_blocks\.\d\.upsamplers\.0|upsamples\.(\d{1,2}))\.resample\.1\.weight")
-NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
+NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen.QWEN2_5_VL, "vae": qwen_vae.NETWORK}
 LAYOUTS = {"transformer": qwen_names.LAYOUTS, "text_encoder": language_names.QWEN2_5_VL}
 FITS = (
-    Fit(
-        "the transformer wants text states of {} channels, the text encoder makes {}",
-        lambda configs: configs["transformer"].joint_attention_dim,
-        lambda configs: [configs["text_encoder"].hidden_size],
-    ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {} in patches",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].z_dim * configs["transformer"].patch_size ** 2],
-    ),
+    fits.text_states(lambda configs: configs["text_encoder"].hidden_size),
+    fits.patches(lambda configs: configs["vae"].z_dim * configs["transformer"].patch_size ** 2),
     Fit(
         "the transformer makes {} channels, the VAE's latents have {} in patches",
         lambda configs: configs["transformer"].out_features,
@@ -59,7 +51,7 @@ FITS = (
 
 def networks(kind: QwenVariant) -> dict[str, Network]:
     """Return the networks of a variant, by their folders; of Layered, with all that its text encoder may have."""
-    text = qwen_vl_vision.NETWORK if kind.edits else qwen_vl_caption.NETWORK if kind.layered else qwen_vl.NETWORK
+    text = qwen_vl_vision.NETWORK if kind.edits else captions.NETWORK if kind.layered else qwen.QWEN2_5_VL
     return NETWORKS | {"text_encoder": text}
 
 
@@ -107,10 +99,10 @@ def _writing(config: Any, folders: list[Path]) -> Any:
     """Return the configuration of a text encoder, with the settings for writing text from the first
     generation_config.json in `folders`. Raise ModelError."""
     path = next((path for folder in folders if is_file(path := folder / "generation_config.json")), None)
-    if path is None or not isinstance(config, QwenCaptionConfig):
+    if path is None or not isinstance(config, DecoderConfig):
         return config
     try:
-        return qwen_vl_caption.with_writing(config, read_json(path))
+        return decoder.with_writing(config, read_json(path))
     except ModelError as error:
         raise bad(path, str(error)) from None
 
@@ -144,7 +136,7 @@ def _texts(source: Source) -> list[Path]:
 def _networks(source: Source) -> dict[str, Network]:
     parts = networks(source.variant)
     if source.variant.layered and captions.lacks(file for place in _texts(source) for file in find_files(place).files):
-        parts["text_encoder"] = qwen_vl.NETWORK
+        parts["text_encoder"] = qwen.QWEN2_5_VL
     return parts
 
 
@@ -196,7 +188,7 @@ OPENING = Opening(
     variant=_variant,
     networks_of=_networks,
     config=_config,
-    seeing=[qwen_vl_vision.NETWORK, qwen_vl_caption.NETWORK],
+    seeing=[qwen_vl_vision.NETWORK, captions.NETWORK],
     complete=lambda source, checkpoint: replace(checkpoint, variant=source.variant.name),
 )
 open_folder = OPENING.open

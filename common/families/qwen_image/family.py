@@ -17,8 +17,9 @@ from qwenimg.common.families.qwen_image.describe_file import QwenPart, is_model
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
 from qwenimg.common.families.qwen_image.model import QwenImage
+from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_patches
-from qwenimg.common.networks.encoders import qwen_vl_caption, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl_vision
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import on_paper, read_config
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -114,7 +115,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
-    other_networks=(qwen_vl_vision.NETWORK, qwen_vl_caption.NETWORK),
+    other_networks=(qwen_vl_vision.NETWORK,),
     fits=FITS,
     published=_published,
     load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
@@ -154,4 +155,8 @@ FAMILY = Family(
     tiny_vae=lambda checkpoint: "taew2_1",
     described=_described,
     model_of=lambda transformer, options: "qwen-image",
+    training=TrainingRow(
+        layers=re.compile(r"transformer_blocks\.\d+\.(?:attn\..+|(?:img|txt)_mlp\..+)"),
+        refusal=lambda checkpoint: "draws several layers" if variants.VARIANTS[checkpoint.variant].layered else "",
+    ),
 )

@@ -6,27 +6,25 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import INDEX, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import tokenizers
+from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.fits import Fit
-from qwenimg.common.families.opening import INDEX, Given, Opening, Source
+from qwenimg.common.families.opening import Given, Opening, Source
 from qwenimg.common.families.qwen_image_21.known import SMALL_FILES, of_name
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen21_dit, qwen21_names
-from qwenimg.common.networks.encoders import language_names, qwen3_vl, qwen3_vl_vision, vision_tower
+from qwenimg.common.networks.encoders import language_names, qwen, qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts.texts import towers
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
-from qwenimg.common.weights.plan import LoadPlan
 
 NETWORKS: dict[str, Network] = {
     "transformer": qwen21_dit.NETWORK,
@@ -34,10 +32,8 @@ NETWORKS: dict[str, Network] = {
     "vae": qwen21_vae.NETWORK,
 }
 FITS = (
-    Fit(
-        "the transformer wants text states of {} channels, the text encoder makes {}",
-        lambda configs: configs["transformer"].context_in_dim,
-        lambda configs: [configs["text_encoder"].state_size],
+    fits.text_states(
+        lambda configs: configs["text_encoder"].state_size, lambda configs: configs["transformer"].context_in_dim
     ),
     Fit(
         "the transformer takes {} channels, the VAE's latents have {}",
@@ -45,7 +41,7 @@ FITS = (
         lambda configs: [configs["vae"].z_dim],
     ),
 )
-_BLIND = NETWORKS | {"text_encoder": qwen3_vl.NETWORK}
+_BLIND = NETWORKS | {"text_encoder": qwen.QWEN3_VL}
 SAMPLE_SIGMAS = "sample_sigmas"  # in model_index.json: noise levels that the model was distilled for
 
 
@@ -102,13 +98,3 @@ OPENING = Opening(
     seeing=[qwen3_vl_vision.NETWORK],
     complete=_complete,
 )
-
-
-@found_once
-def _without_tower(plan: LoadPlan) -> LoadPlan:
-    return plan.only(lambda name: not name.startswith(vision_tower.PREFIX))
-
-
-def without_tower(text: Component) -> Component:
-    """Return the part of a text encoder that prompts without pictures need."""
-    return replace(text, network=qwen3_vl.NETWORK.name, plan=_without_tower(text.plan))

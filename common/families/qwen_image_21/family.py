@@ -8,14 +8,15 @@ from pathlib import Path
 
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.part_file import PartFile
+from qwenimg.common.families.part_file import QWEN3_VL, PartFile
 from qwenimg.common.families.qwen_image_21 import references
 from qwenimg.common.families.qwen_image_21.checkpoint import FITS, NETWORKS, OPENING, is_tower, sample_sigmas
 from qwenimg.common.families.qwen_image_21.known import BASE, LICENSE, TURBO, of_name
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
+from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen21_names
-from qwenimg.common.networks.encoders import language_names, qwen3_vl, qwen3_vl_vision
+from qwenimg.common.networks.encoders import qwen, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -61,11 +62,6 @@ def _defaults(checkpoint: Checkpoint) -> Defaults:
     return Defaults(**usual | {"steps": steps}, strength=1.0, mask_strength=0.8, edited=references.AREA)
 
 
-def _text_encoder(header: Header) -> str:
-    tower = any(key.startswith(qwen3_vl.TOWER) for key in header.tensors)
-    return f"Qwen3-VL, a text encoder, {'with' if tower else 'without'} its vision tower"
-
-
 def _has_vae(header: Header) -> bool:
     return any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors)
 
@@ -83,7 +79,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
-    other_networks=(qwen3_vl.NETWORK,),
+    other_networks=(qwen.QWEN3_VL,),
     fits=FITS,
     published=_published,
     load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),
@@ -91,7 +87,7 @@ FAMILY = Family(
     open=OPENING.open,
     files=(
         PartFile(option="transformer", title="Qwen-Image-2.1's transformer", layouts=qwen21_names.LAYOUTS),
-        PartFile(option="text_encoder", title=_text_encoder, layouts=language_names.QWEN3_VL),
+        QWEN3_VL,
         PartFile(
             option="text_encoder",
             title="the vision tower of Qwen3-VL, a text encoder: give it beside the language model's file",
@@ -104,4 +100,5 @@ FAMILY = Family(
     models={"": QwenImage21},
     defaults=_defaults,
     described=_described,
+    training=TrainingRow(layers=re.compile(r"transformer_blocks\.\d+\.(?:attn|img_mlp)\..+")),
 )

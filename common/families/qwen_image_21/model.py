@@ -16,14 +16,14 @@ from math import inf
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image_21 import memory, references
-from qwenimg.common.families.qwen_image_21.checkpoint import without_tower
 from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers import qwen21_conditioning
 from qwenimg.common.networks.denoisers.qwen21_dit import SLOT, Qwen21Config
-from qwenimg.common.networks.encoders import qwen3_vl
+from qwenimg.common.networks.encoders import qwen
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
+from qwenimg.common.parts.texts import levels
 from qwenimg.common.parts.texts.picture_texts import (
     NO_LIMIT,
     VISION,
@@ -86,11 +86,11 @@ class QwenImage21(FlowModel):
         residents, component = Residents(runtime), checkpoint["vae"]
         statistics = vae.standardized(component.config.latents_mean, component.config.latents_std)
         halves = VAEHalves(residents, component, component.config.base_dim, statistics, samples=False)
-        texts = PictureTexts(residents, checkpoint, AROUND, without_tower)
+        texts = PictureTexts(residents, checkpoint, AROUND, levels.alone)
         super().__init__(runtime, checkpoint, residents, texts, halves)
         self.channels = component.config.z_dim
         self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
-        self.sees = texts.encoder.network != qwen3_vl.NETWORK.name  # it has its vision tower
+        self.sees = texts.encoder.network != qwen.QWEN3_VL.name  # it has its vision tower
         self.inputs = PictureInputs(
             most=references.MOST if self.sees else 1,
             alpha=True,

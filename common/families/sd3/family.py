@@ -14,6 +14,7 @@ from qwenimg.common.families.sd3.describe_file import LARGE_LAYERS, TURBO, is_mo
 from qwenimg.common.families.sd3.known import LARGE, LARGE_TURBO, MEDIUM, SD3_MEDIUM
 from qwenimg.common.families.sd3.model import SD3
 from qwenimg.common.families.sd3.texts import PADS, T5
+from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.networks.denoisers import sd3_names
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.parts import known_configs
@@ -22,6 +23,7 @@ from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.loras.lora_metadata import LoraBase
 
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -111,7 +113,9 @@ FAMILY = Family(
     model_of=lambda transformer, options: model_of(transformer),
     models={"": SD3},
     small_files=_small_files,
+    lora_base=lambda checkpoint: LoraBase(architecture="stable-diffusion-3", version="sd3"),
     defaults=_defaults,
     tiny_vae=lambda checkpoint: "taesd3",
     described=_described,
+    training=TrainingRow(layers=re.compile(r"transformer_blocks\.\d+\.(?:attn2?|ff|ff_context)\..+")),
 )

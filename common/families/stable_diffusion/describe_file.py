@@ -8,6 +8,7 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.description import TYPE, Description, component_line, of_file
 from qwenimg.common.families.load_options import Prediction
+from qwenimg.common.families.part_file import AdapterFile
 from qwenimg.common.families.stable_diffusion import ip_adapter as adapters
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
@@ -74,64 +75,27 @@ class LdmFile:
         return None
 
 
-@dataclass(frozen=True)
-class AdapterFile:
-    """An IP-Adapter in a file."""
-
-    option: str = "ip_adapter"
-
-    def reads(self, header: Header) -> bool:
-        return header.format != "GGUF" and ip_adapter.is_in(header.tensors)
-
-    def opens(self, header: Header) -> bool:
-        return False
-
-    def describe(self, header: Header, prediction: Prediction | None) -> Description:
-        form = "PyTorch, " if header.format == "PyTorch" else ""
-        description = of_file(f"{form}an IP-Adapter", header)
-        try:
-            part = adapters.open_file(header.file.path)
-        except ModelError as error:
-            description.faults.append(str(error))
-            return description
-        part.plan.close()
-        config: IPAdapterConfig = part.config
-        model, encoder = adapters.model_of(config.text), adapters.encoder_of(config)
-        description.lines[1:1] = [f"{TYPE}{config.kind}, for {model}", f"image encoder: {encoder}"]
-        description.lines.append("use it: qwenimg PROMPT -m MODEL --ip-adapter FILE --ip-image PICTURE")
-        return description
-
-    def describe_similar(self, header: Header) -> Description | None:
-        return None
+def _about(config: IPAdapterConfig) -> list[str]:
+    model, encoder = adapters.model_of(config.text), adapters.encoder_of(config)
+    return [f"{TYPE}{config.kind}, for {model}", f"image encoder: {encoder}"]
 
 
-@dataclass(frozen=True)
-class EncoderFile:
-    """The image encoder of IP-Adapters in a file."""
-
-    option: str = "ip_encoder"
-
-    def reads(self, header: Header) -> bool:
-        return header.format == "safetensors" and clip_vision.is_in(header.tensors)
-
-    def opens(self, header: Header) -> bool:
-        return False
-
-    def describe(self, header: Header, prediction: Prediction | None) -> Description:
-        description = of_file("an image encoder (CLIP vision)", header)
-        try:
-            part = adapters.open_encoder(header.file.path)
-        except ModelError as error:
-            description.faults.append(str(error))
-            return description
-        part.plan.close()
-        description.lines.insert(1, f"{TYPE}{adapters.title_of(part.config)}")
-        use = "qwenimg PROMPT -m MODEL --ip-adapter ADAPTER --ip-image PICTURE --ip-encoder FILE"
-        description.lines.append(f"use it: {use}")
-        return description
-
-    def describe_similar(self, header: Header) -> Description | None:
-        return None
+ADAPTER = AdapterFile(
+    option="ip_adapter",
+    title="an IP-Adapter",
+    is_in=lambda header: header.format != "GGUF" and ip_adapter.is_in(header.tensors),
+    open=adapters.open_file,
+    about=_about,
+    use="-m MODEL --ip-adapter FILE --ip-image PICTURE",
+)
+ENCODER = AdapterFile(
+    option="ip_encoder",
+    title="an image encoder (CLIP vision)",
+    is_in=lambda header: header.format == "safetensors" and clip_vision.is_in(header.tensors),
+    open=adapters.open_encoder,
+    about=lambda config: [f"{TYPE}{adapters.title_of(config)}"],
+    use="-m MODEL --ip-adapter ADAPTER --ip-image PICTURE --ip-encoder FILE",
+)
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description:

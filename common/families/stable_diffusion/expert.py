@@ -42,12 +42,14 @@ AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the pr
 class Conditioning:
     """The inputs of the UNet besides latents and time. `added`: rows of SDXL's pooled text and sizes, else None."""
 
-    texts: Latents  # [B, S, C]; the prompt's first, then the negative one's
+    texts: Latents  # [B, S, C]; the prompt's first, then the negative one's. In a training step arrays of the backend
     added: Latents | None
 
     def of(self, positions: Sequence[int]) -> Conditioning:
         """Return the conditioning of the branches in these positions."""
         rows = list(positions)
+        if rows == [*range(len(self.texts))]:
+            return self
         return Conditioning(texts=self.texts[rows], added=None if self.added is None else self.added[rows])
 
 
@@ -82,7 +84,12 @@ class Expert:
         self.texts = ClipTexts(residents, checkpoint, penultimate=self.facts.sdxl)
 
     def conditioning(self, request: Request, texts: Sequence[str]) -> Conditioning:
-        """Return the conditioning of the branches' `texts`."""
+        """Return the conditioning of the branches' `texts`; in a training step, which has one branch, as arrays that
+        gradients pass."""
+        if self.texts.together:
+            [text] = texts
+            states, pooled = self.texts.learned(text, request.family_options.clip_skip, request.inversions)
+            return Conditioning(texts=states, added=self._added(request, pooled))
         states, pooled = self.texts.states(texts, request.family_options.clip_skip, request.inversions)
         if self.checkpoint.zeros_for_empty and request.negative_prompt == "" and len(texts) > 1:
             states[1], pooled[1] = 0, 0
@@ -98,7 +105,10 @@ class Expert:
         last = [[POOR_AESTHETIC if i == 1 else AESTHETIC] if self.facts.refiner else target for i in range(len(pooled))]
         channels = self.unet_config.addition_time_embed_dim or 256
         rows = [sinusoids(self.unet_config, [*sizes, *one], channels).reshape(-1) for one in last]
-        return np.concatenate([pooled, np.stack(rows)], axis=1).astype(np.float32)
+        own = np.stack(rows).astype(np.float32)
+        engine, learns = self.runtime.engine, bool(self.texts.together)
+        added: Latents = engine.join([pooled, engine.array(own)]) if learns else np.concatenate([pooled, own], axis=1)
+        return added
 
     def adapt(self, deltas: Deltas) -> None:
         """Add `deltas` to the weights, and read again those weights of open networks that the LoRAs change."""

@@ -16,8 +16,8 @@ from qwenimg.common.families.stable_diffusion import control, derived_control, l
 from qwenimg.common.families.stable_diffusion import ip_adapter as adapters
 from qwenimg.common.families.stable_diffusion.checkpoint import FITS, NETWORKS, PIPELINES, facts, zeros_for_empty
 from qwenimg.common.families.stable_diffusion.describe_file import (
-    AdapterFile,
-    EncoderFile,
+    ADAPTER,
+    ENCODER,
     LdmFile,
     is_adapter,
     is_control,
@@ -27,6 +27,7 @@ from qwenimg.common.families.stable_diffusion.describe_file import (
 )
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.small_files import small_files
+from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.networks.denoisers import t2i_adapter, unet, unet_controlnet, unet_controlnet_union
 from qwenimg.common.networks.encoders import clip_vision, ip_adapter
 from qwenimg.common.networks.vaes import kl_vae
@@ -35,6 +36,7 @@ from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import schedules
+from qwenimg.common.weights.loras.lora_metadata import LoraBase
 
 KIND = DenoiserKind(
     denoiser="unet",
@@ -112,6 +114,15 @@ def _check_refiner(base: Checkpoint, refiner: Checkpoint | None) -> None:
         raise ModelError(f"{clean(refiner.source, 120)}: is no SDXL refiner for latents like the base's")
 
 
+def _lora_base(checkpoint: Checkpoint) -> LoraBase:
+    """Return the names of sd-scripts, by which A1111 tells which LoRAs fit the model."""
+    if facts(checkpoint).sdxl:
+        return LoraBase(architecture="stable-diffusion-xl-v1-base", version="sdxl_base_v1-0")
+    if checkpoint["unet"].config.cross_attention_dim == 1024:  # the states of OpenCLIP-H
+        return LoraBase(architecture="stable-diffusion-v2", version="sd_v2", v2=True)
+    return LoraBase(architecture="stable-diffusion-v1", version="sd_v1")
+
+
 FAMILY = Family(
     name="stable-diffusion",
     title="Stable Diffusion",
@@ -132,8 +143,8 @@ FAMILY = Family(
             type_of=lora_title.title_of_network,
             use="-m MODEL --control FILE=PICTURE",
         ),
-        AdapterFile(),
-        EncoderFile(),
+        ADAPTER,
+        ENCODER,
         PartFile(
             option="control",
             title="a ControlNet Union for SDXL",
@@ -172,6 +183,7 @@ FAMILY = Family(
     models={"": StableDiffusion},
     lora_title=lora_title.title,
     small_files=small_files,
+    lora_base=_lora_base,
     defaults=_defaults,
     control=ControlFiles(
         open=control.open_control,
@@ -187,4 +199,11 @@ FAMILY = Family(
     tiny_vae=lambda checkpoint: "taesdxl" if facts(checkpoint).sdxl else "taesd",
     described=_described,
     refiner=RefinerFiles(title=_REFINES, check=_check_refiner),
+    training=TrainingRow(
+        layers=re.compile(r".+\.attentions\.\d+\.(?:proj_in|proj_out|transformer_blocks\.\d+\.(?:attn|ff).+)"),
+        text_layers=re.compile(r"encoder\.layers\.\d+\.(?:self_attn|mlp)\..+"),
+        refusal=lambda checkpoint: (
+            "takes a mask, which no picture to learn from has" if facts(checkpoint).sees_mask else ""
+        ),
+    ),
 )

@@ -72,10 +72,7 @@ def open_file(path: Path) -> Component:
     """Open the adapter in the file `path`. Raises ModelError."""
     header = open_weights(path)
     with closed_on_error(header.file):
-        try:
-            config = ip_adapter.config_of({key: tensor.shape for key, tensor in header.tensors.items()})
-        except ModelError as error:
-            raise bad(path, str(error)) from None
+        config = image_encoders.config_shown(header, path, ip_adapter.config_of)
         manifest = ip_adapter.manifest(config)
         places = {name: Place(ip_adapter.published(name)) for name in manifest}
         unknown = header.tensors.keys() - {place.key for place in places.values()}

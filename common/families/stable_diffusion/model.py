@@ -39,7 +39,7 @@ from qwenimg.common.pipeline.steps.evaluation import strategy
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import Pass
-from qwenimg.common.prompts import composed, inversion, scheduled
+from qwenimg.common.prompts import composed, inversion, scheduled, web_syntax
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Condition, Engine, TimeStep
@@ -82,6 +82,9 @@ class StableDiffusion(DiffusionModel):
             config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type
         )
 
+    def as_text(self, prompt: str) -> str:
+        return web_syntax.as_text(prompt)
+
     def plan(self, request: Request) -> SamplingPlan:
         self.sharing(request)  # only for its errors
         if request.cfg_end < 1 and len(parts(request)) > 1:
@@ -114,6 +117,8 @@ class StableDiffusion(DiffusionModel):
             kept = self.controls.kept_bytes(request, self.control_run(request, plan, shape))
             splits = (replace(one, activations=one.activations + kept) for one in stages[self.base].splits)
             stages[self.base] = replace(stages[self.base], splits=tuple(splits), co_resident=nets)
+        if together := self.base.texts.together:
+            stages[self.base] = replace(stages[self.base], co_resident=together)
         return stages
 
     def control_run(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> ControlRun:
@@ -138,6 +143,14 @@ class StableDiffusion(DiffusionModel):
     def control(self, nets: Mapping[str, Controller]) -> None:
         super().control(nets)
         self.base.checkpoint = self.checkpoint
+
+    @contextmanager
+    def learning_texts(self) -> Iterator[None]:
+        self.base.texts.together = frozenset({self.base.name, *self.base.texts.encoders})
+        try:
+            yield
+        finally:
+            self.base.texts.together = frozenset()
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[DiffusionRun]:
@@ -171,7 +184,8 @@ class DiffusionRun:
         self.stages = model.steps(request, plan, shape)
         self.schedules, self.calls = schedules(request, plan), 0
         for expert in model.experts():
-            expert.texts.arrays(expert.keys(request, plan))  # before a UNet is loaded
+            if not expert.texts.together:
+                expert.texts.arrays(expert.keys(request, plan))  # before a UNet is loaded
         self.shape = shape
         first = model.base.conditioning(request, self._texts(0))
         self.shapes = {"text": str(list(first.texts.shape))}

@@ -6,23 +6,21 @@ from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import display_name
-from qwenimg.common.families import tokenizers
+from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
 from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
-from qwenimg.common.networks.encoders import language_names, qwen3
+from qwenimg.common.networks.encoders import language_names, qwen
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import known_configs
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
-NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
+NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen.QWEN3, "vae": kl_vae.NETWORK}
 FITS = (
-    Fit(
-        "the transformer wants text states of {} channels, the text encoder makes {}",
-        lambda configs: configs["transformer"].cap_feat_dim,
-        lambda configs: [configs["text_encoder"].hidden_size],
+    fits.text_states(
+        lambda configs: configs["text_encoder"].hidden_size, lambda configs: configs["transformer"].cap_feat_dim
     ),
     Fit(
         "the transformer takes {} channels, the VAE's latents have {}",

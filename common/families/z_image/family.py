@@ -7,6 +7,7 @@ import re
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import ControlFiles, Family
 from qwenimg.common.families.part_file import KL_VAE, QWEN3, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.families.z_image import control
 from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, OPENING, is_turbo, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
@@ -80,4 +81,5 @@ FAMILY = Family(
     tiny_vae=lambda checkpoint: "taef1",
     described=purpose,
     small_files=lambda checkpoint: known_configs.small_files(BASE.name, shift=checkpoint.scheduler.shift),
+    training=TrainingRow(layers=re.compile(r"layers\.\d+\.(?:attention|feed_forward)\..+"), guidance=0.0),
 )

@@ -27,8 +27,12 @@ def image_positions(grids: Sequence[Grid]) -> NDArray[np.int64]:
 
 def image_and_text_rope(config: FluxConfig, grids: Sequence[Grid], length: int) -> tuple[Table, Table]:
     """Return (cos, sin) [L, D/2] for the tokens of an image, and of a reference, of `grids`; and [S, D/2] for `length`
-    text tokens, all at 0."""
+    text tokens, all at 0. In a model that counts them, token i is at (0, i, i), and the corner of image k at (1 + k,
+    length, length)."""
     image, text = image_positions(grids), np.zeros((length, 3), np.int64)
+    if config.counts_text:
+        image += (1, length, length)
+        text[:, 1:] = np.arange(length)[:, None]
     first, second = (rope.rope_table(positions, config.axes_dims_rope, ROPE_THETA) for positions in (image, text))
     return first, second
 

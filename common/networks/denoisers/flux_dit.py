@@ -82,6 +82,16 @@ class FluxConfig:
         """The channels of one predicted token."""
         return self.out_channels or self.in_channels
 
+    @property
+    def modulates(self) -> bool:
+        """True if blocks and head have layers for their own modulation."""
+        return True
+
+    @property
+    def counts_text(self) -> bool:
+        """True if text tokens have positions of their own, behind which those of images begin."""
+        return False
+
     def seeing(self, channels: int) -> FluxConfig:
         """Return the configuration for tokens of `channels`, of which the first are the image's."""
         return (
@@ -102,14 +112,21 @@ def manifest(config: FluxConfig) -> Manifest:
 
 def trunk(config: FluxConfig) -> Manifest:
     """Return the shapes of the embedders and of the blocks, which its ControlNets have too."""
-    dim, embed = config.dim, "time_text_embed"
+    dim, embed, pooled = config.dim, "time_text_embed", config.pooled_projection_dim
     guidance = diffusion_transformer.vector_embedding(f"{embed}.guidance_embedder", dim, TIME_CHANNELS)
     return params.merge(
         diffusion_transformer.vector_embedding(f"{embed}.timestep_embedder", dim, TIME_CHANNELS),
         guidance if config.guidance_embeds else {},
-        diffusion_transformer.vector_embedding(f"{embed}.text_embedder", dim, config.pooled_projection_dim),
-        params.linear("context_embedder", dim, config.joint_attention_dim),
-        params.linear("x_embedder", dim, config.in_channels),
+        diffusion_transformer.vector_embedding(f"{embed}.text_embedder", dim, pooled) if pooled else {},
+        blocks(config),
+    )
+
+
+def blocks(config: FluxConfig) -> Manifest:
+    """Return the shapes of the embedders of tokens and of the blocks."""
+    return params.merge(
+        params.linear("context_embedder", config.dim, config.joint_attention_dim),
+        params.linear("x_embedder", config.dim, config.in_channels),
         params.repeat("transformer_blocks", config.num_layers, _double_block(config)),
         params.repeat("single_transformer_blocks", config.num_single_layers, _single_block(config)),
     )
@@ -148,9 +165,9 @@ def lacking(stored: Manifest) -> Manifest:
 
 def _double_block(config: FluxConfig) -> Manifest:
     dim = config.dim
+    norms = ("norm1.linear", "norm1_context.linear") if config.modulates else ()
     return params.merge(
-        params.linear("norm1.linear", 6 * dim, dim),
-        params.linear("norm1_context.linear", 6 * dim, dim),
+        *(params.linear(norm, 6 * dim, dim) for norm in norms),
         diffusion_transformer.joint_attention("attn", dim, config.attention_head_dim),
         diffusion_transformer.feed_forward("ff", dim, config.hidden),
         diffusion_transformer.feed_forward("ff_context", dim, config.hidden),
@@ -160,7 +177,7 @@ def _double_block(config: FluxConfig) -> Manifest:
 def _single_block(config: FluxConfig) -> Manifest:
     dim, hidden = config.dim, config.hidden
     return params.merge(
-        params.linear("norm.linear", 3 * dim, dim),
+        params.linear("norm.linear", 3 * dim, dim) if config.modulates else {},
         *(params.linear(f"attn.{name}", dim, dim) for name in ("to_q", "to_k", "to_v")),
         *(params.norm(f"attn.{name}", config.attention_head_dim) for name in ("norm_q", "norm_k")),
         params.linear("proj_mlp", hidden, dim),

@@ -92,10 +92,16 @@ LAYOUTS = Layouts(
     rows=(
         Layout(
             names="its authors' names",
-            signs=("single_blocks.0.modulation.lin.weight",),
+            signs=("single_blocks.0.modulation.lin.weight", "vector_in.in_layer.weight"),
             place=lambda name, config: place(name),
         ),
-        Layout(names="diffusers' names", signs=("single_transformer_blocks.0.norm.linear.weight",)),
+        Layout(
+            names="diffusers' names",
+            signs=(
+                "single_transformer_blocks.0.norm.linear.weight",
+                "time_text_embed.text_embedder.linear_1.weight",
+            ),
+        ),
     ),
     config=_config,
     in_loras=_xlabs,

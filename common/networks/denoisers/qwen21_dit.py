@@ -117,6 +117,7 @@ NETWORK = Network(
     manifest=manifest,
     blocks=re.compile(r"transformer_blocks\.(\d+)\.(?:attn|img_mlp)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
+    lora_prefix="diffusion_model.",
     compiled=re.compile(r"transformer_blocks\.\d+"),
     cached_blocks=cached_blocks,
     traced=(

@@ -154,6 +154,7 @@ NETWORK = Network(
     ),
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
+    lora_prefix="diffusion_model.",
     compiled=re.compile(r"transformer_blocks\.\d+"),
     cached_blocks=cached_blocks,
     tables=frozenset({ADDITION}),

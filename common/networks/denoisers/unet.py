@@ -344,6 +344,7 @@ NETWORK = Network(
     blocks=re.compile(r".*\.attentions\.\d+\..*\.weight"),
     # the projections of the text to keys and values are not needed by the block's own call
     streamable=re.compile(r"(.*\.(?:resnets|transformer_blocks|downsamplers|upsamplers)\.\d+)\.(?!attn2\.to_[kv]\.)"),
+    lora_prefix="lora_unet_",
     compiled=re.compile(r".*\.(?:resnets|transformer_blocks)\.\d+|.*\.attentions\.\d+\.norm"),
     cached_blocks=cached_blocks,
     traced=(

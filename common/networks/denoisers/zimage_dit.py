@@ -168,6 +168,7 @@ NETWORK = Network(
     manifest=manifest,
     blocks=re.compile(r"layers\.(\d+)\.(?:attention|feed_forward)\..*\.weight"),
     streamable=re.compile(r"((?:noise_refiner|layers)\.\d+)\."),
+    lora_prefix="diffusion_model.",
     compiled=re.compile(r"(?:noise_refiner|layers)\.\d+"),
     cached_blocks=cached_blocks,
     tables=frozenset({"x_pad_token.weight", "cap_pad_token.weight"}),

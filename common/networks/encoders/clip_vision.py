@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +39,30 @@ _OF_TEXTS = ("text_model.", "text_projection.", "logit_scale")
 _COMPUTED = ("embeddings.position_ids",)
 _PATCHES = "embeddings.patch_embedding.weight"
 _CLASS = "embeddings.class_embedding"
+FIRST_INNER = "encoder.layers.0.mlp.fc1.weight"
+"""The tensor that shows the width of the feed-forward."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CLIPVisionConfig(LayerSizes):
+class PatchSizes(LayerSizes):
+    """The sizes of an encoder that sees a square picture in square patches."""
+
+    image_size: int
+    patch_size: int
+
+    @property
+    def patches(self) -> int:
+        """The number of patches of a picture."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def patch_values(self) -> int:
+        """The numbers of one patch: channels, rows and columns."""
+        return CHANNELS * self.patch_size**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIPVisionConfig(PatchSizes):
     """The fields of `image_encoder/config.json`. Defaults: ViT-H."""
 
     hidden_size: int = 1280
@@ -60,16 +80,6 @@ class CLIPVisionConfig(LayerSizes):
         if self.image_size % self.patch_size:
             raise ModelError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
 
-    @property
-    def patches(self) -> int:
-        """The number of patches of a picture."""
-        return (self.image_size // self.patch_size) ** 2
-
-    @property
-    def patch_values(self) -> int:
-        """The numbers of one patch: channels, rows and columns."""
-        return CHANNELS * self.patch_size**2
-
 
 VIT_H = CLIPVisionConfig()
 VIT_BIG_G = CLIPVisionConfig(hidden_size=1664, intermediate_size=8192, projection_dim=1280, num_hidden_layers=48)
@@ -78,20 +88,26 @@ VIT_BIG_G = CLIPVisionConfig(hidden_size=1664, intermediate_size=8192, projectio
 def fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `CLIPVisionConfig` from a config.json, of an encoder alone or of a whole CLIP. Raises
     ModelError for an unsupported value."""
-    if data.get("model_type", MODEL_TYPE) not in (MODEL_TYPE, "clip"):
-        raise ModelError(f"model_type {clean(data['model_type'], 60)!r} is not supported; expected {MODEL_TYPE!r}")
-    own = data.get("vision_config") if data.get("model_type") == "clip" else data
-    if not isinstance(own, Mapping):
-        raise ModelError("vision_config is missing: it is the configuration of no image encoder")
-    if own.get("num_channels", CHANNELS) != CHANNELS:
-        raise ModelError(f"num_channels is {clean(own['num_channels'], 40)}; pictures have {CHANNELS}")
     # transformers' own defaults, which a saved configuration may leave out
     usual = {
         "hidden_size": 768, "intermediate_size": 3072, "projection_dim": 512, "num_hidden_layers": 12,
         "num_attention_heads": 12, "patch_size": 32, "hidden_act": "quick_gelu",
     }  # fmt: skip
-    known = {name: own[name] for name in CLIPVisionConfig.__dataclass_fields__ if name in own}
+    known = fields_of_half(data, CLIPVisionConfig, MODEL_TYPE, "clip")
     return usual | known | ({"projection_dim": data["projection_dim"]} if "projection_dim" in data else {})
+
+
+def fields_of_half(data: Mapping[str, Any], config: type[PatchSizes], kind: str, whole: str) -> dict[str, Any]:
+    """Return the fields of `config` that a config.json has, of an image encoder alone, of the model type `kind`, or of
+    a `whole` model with a text encoder too. Raises ModelError for an unsupported value."""
+    if data.get("model_type", kind) not in (kind, whole):
+        raise ModelError(f"model_type {clean(data['model_type'], 60)!r} is not supported; expected {kind!r}")
+    own = data.get("vision_config") if data.get("model_type") == whole else data
+    if not isinstance(own, Mapping):
+        raise ModelError("vision_config is missing: it is the configuration of no image encoder")
+    if own.get("num_channels", CHANNELS) != CHANNELS:
+        raise ModelError(f"num_channels is {clean(own['num_channels'], 40)}; pictures have {CHANNELS}")
+    return {name: own[name] for name in config.__dataclass_fields__ if name in own}
 
 
 def manifest(config: CLIPVisionConfig) -> Manifest:
@@ -138,23 +154,36 @@ def is_in(names: Collection[str]) -> bool:
 def config_of(shapes: Mapping[str, Shape]) -> CLIPVisionConfig:
     """Return the configuration of an encoder whose tensors, by their names in a file, have these shapes. Raises
     ModelError."""
-    named = {name: shape for key, shape in shapes.items() if (name := rename(key)) is not None}
-    wanted = {_PATCHES: 4, "embeddings.position_embedding.weight": 2, "visual_projection.weight": 2}
-    wanted |= {"encoder.layers.0.mlp.fc1.weight": 2}
-    for name, rank in wanted.items():
-        if len(named.get(name, ())) != rank or 0 in named[name]:
-            raise ModelError(f"lacks tensor '{published(name)}' of {rank} dimensions: it is no image encoder")
+    wanted = {_PATCHES: 4, "embeddings.position_embedding.weight": 2, "visual_projection.weight": 2, FIRST_INNER: 2}
+    named = named_shapes(shapes, rename, {published(name): rank for name, rank in wanted.items()}, "image encoder")
     width, _, patch, _ = named[_PATCHES]
-    layers = {match[1] for name in named if (match := re.match(r"encoder\.layers\.(\d{1,4})\.", name))}
     return CLIPVisionConfig(
         hidden_size=width,
-        intermediate_size=named["encoder.layers.0.mlp.fc1.weight"][0],
+        intermediate_size=named[FIRST_INNER][0],
         projection_dim=named["visual_projection.weight"][0],
-        num_hidden_layers=len(layers),
+        num_hidden_layers=count_layers(named),
         image_size=math.isqrt(max(named["embeddings.position_embedding.weight"][0] - 1, 0)) * patch,
         patch_size=patch,
         hidden_act=ACTIVATIONS[1] if width == 1024 else ACTIVATIONS[0],  # OpenAI's ViT-L
     )
+
+
+def named_shapes(
+    shapes: Mapping[str, Shape], rename: Callable[[str], str | None], wanted: Mapping[str, int], title: str
+) -> dict[str, Shape]:
+    """Return `shapes` by the manifest's names. wanted: the rank of each tensor that shows a size, by its name in a
+    file. Raises ModelError for one that is absent, empty or of another rank."""
+    named = {name: shape for key, shape in shapes.items() if (name := rename(key)) is not None}
+    for key, rank in wanted.items():
+        shape = named.get(rename(key) or "", ())
+        if len(shape) != rank or 0 in shape:
+            raise ModelError(f"lacks tensor '{key}' of {rank} dimensions: it is no {title}")
+    return named
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """Return how many layers have tensors with these names of the manifest."""
+    return len({match[1] for name in names if (match := re.match(r"encoder\.layers\.(\d{1,4})\.", name))})
 
 
 NETWORK = Network(

@@ -4,13 +4,12 @@ tensor names in GGUF files."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks import params
+from qwenimg.common.base.text import clean
 
 LLAMA_CPP = {
     "token_embd": "embed_tokens",
@@ -24,7 +23,24 @@ LLAMA_CPP = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
 }
+IGNORED = """
+model_type text_config vision_config rope_parameters rope_scaling rope_theta hidden_act use_sliding_window
+tie_word_embeddings layer_types sliding_window max_window_layers head_dim attention_bias
+max_position_embeddings initializer_range use_cache dtype torch_dtype transformers_version architectures auto_map
+pretraining_tp rope_deltas problem_type id2label label2id output_attentions output_hidden_states return_dict
+torchscript use_bfloat16 tf_legacy_loss pruned_heads is_decoder is_encoder_decoder cross_attention_hidden_size
+add_cross_attention tie_encoder_decoder chunk_size_feed_forward finetuning_task tokenizer_class prefix
+task_specific_params
+max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+num_return_sequences output_scores return_dict_in_generate exponential_decay_length_penalty suppress_tokens
+begin_suppress_tokens remove_invalid_values
+"""
+"""Keys of a language model's configuration that are read apart, or change nothing in the forward: limits, training, how
+weights are stored, and how text was drawn, in files of older programs."""
 COMPUTED = ".inv_freq"
 """End of the names of RoPE's frequencies, which some files have and which are computed here."""
 _LLAMA_CPP_KEY = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[a-z_]+)\.(?P<leaf>weight|bias)")
@@ -40,27 +56,9 @@ def from_llama_cpp(key: str, names: Mapping[str, str] = LLAMA_CPP) -> str:
     return f"{layer}{names[match['part']]}.{match['leaf']}"
 
 
-def manifest(config: Any, attention: Manifest) -> Manifest:
-    """Return the shape of every tensor of a language model, by its key after the file's prefix. attention: the shapes
-    of one layer's attention; config: its sizes."""
-    layer = params.merge(
-        params.norm("input_layernorm", config.hidden_size),
-        params.under("self_attn", attention),
-        params.norm("post_attention_layernorm", config.hidden_size),
-        params.linear("mlp.gate_proj", config.intermediate_size, config.hidden_size, bias=False),
-        params.linear("mlp.up_proj", config.intermediate_size, config.hidden_size, bias=False),
-        params.linear("mlp.down_proj", config.hidden_size, config.intermediate_size, bias=False),
-    )
-    return params.merge(
-        {"embed_tokens.weight": (config.vocab_size, config.hidden_size)},
-        params.repeat("layers", config.num_hidden_layers, layer),
-        params.norm("norm", config.hidden_size),
-    )
-
-
 def language_fields(data: Mapping[str, Any], config: type[Any], kind: str) -> dict[str, Any]:
     """Return the fields of `config` from a flat or nested config.json of the model type `kind`. Raises ModelError for
-    an unsupported value."""
+    an unsupported value, and for a key of the language model that this version does not know."""
     if data.get("model_type", kind) != kind:
         raise ModelError(f"model_type {data['model_type']!r} is not supported; expected {kind!r}")
     text = data.get("text_config", data)
@@ -76,8 +74,22 @@ def language_fields(data: Mapping[str, Any], config: type[Any], kind: str) -> di
         raise ModelError(f"hidden_act {text['hidden_act']!r} is not supported; expected 'silu'")
     if text.get("use_sliding_window"):
         raise ModelError("use_sliding_window is true: sliding-window attention is not supported")
-    values = {field.name: text[field.name] for field in fields(config) if field.name in text}
+    stored = {field.name for field in fields(config) if field.metadata.get("in_files", True)}
+    check_known(text, stored)
+    values = {name: text[name] for name in stored if name in text}
+    tied = data.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    values["tie_word_embeddings"] = tied
     return {"rope_theta": rope["rope_theta"]} | values if "rope_theta" in rope else values
+
+
+def check_known(text: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ModelError for a key of a language model's configuration that is neither `known` nor without a meaning for
+    the forward, unless its value switches something off."""
+    ignored = IGNORED.split()
+    for key, value in text.items():
+        harmless = key in ignored or key.startswith(("_", "unsloth")) or key.endswith(("_token_id", "_dropout"))
+        if not (harmless or key in known or value is None or value is False):
+            raise ModelError(f"{clean(key, 60)!r} is {clean(value, 40)}: this version does not know what it changes")
 
 
 def vision_fields(

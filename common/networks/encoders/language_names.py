@@ -1,18 +1,22 @@
-"""The language models of Qwen in files: transformers' names, llama.cpp's, and those of programs for Macs.
+"""The language models of Qwen, Ministral 3 and Mistral Small 3, in files: names of transformers, llama.cpp, and of
+programs for Macs.
 
-Unusual about them: each network's `rename` maps all these names one by one, behind any prefix; Qwen3-VL's language
-model has the names of Qwen3, so its vision tower, its longer prefix or the architecture of a GGUF file tells it.
+Unusual about them: each row's `rename` maps all these names one by one, behind any prefix; Qwen3-VL's language
+model has the names of Qwen3, so its vision tower, its longer prefix or the architecture of a GGUF file tells it. Of
+Mistral's, whose names all models of their form have, llama.cpp's files have the rows of q and k in another order.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.networks.encoders import qwen3, qwen3_vl, qwen_vl
+from qwenimg.common.networks.encoders import decoder, decoder_kinds, qwen
+from qwenimg.common.networks.encoders.language_model import LLAMA_CPP
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
+from qwenimg.common.weights.keys import Place
 
 _NORM, _NAMED_NORM = "layers.0.self_attn.q_norm.weight", "blk.0.attn_q_norm.weight"
 _BIAS = ("layers.0.self_attn.k_proj.bias", "layers.0.input_layernorm.weight")
@@ -47,7 +51,7 @@ def _heads(stored: StoredShapes, part: str, head_dim: int) -> int:
 
 
 QWEN3 = Layouts(
-    network=qwen3.NETWORK,
+    network=qwen.QWEN3,
     title="Qwen3",
     rows=(
         Layout(names=_TRANSFORMERS, signs=(_NORM,)),
@@ -56,10 +60,10 @@ QWEN3 = Layouts(
     config=_config,
 )
 QWEN2_5_VL = Layouts(
-    network=qwen_vl.NETWORK,
+    network=qwen.QWEN2_5_VL,
     title="Qwen2.5-VL",
     rows=(
-        Layout(names="mflux's names", signs=(*(qwen_vl.MFLUX + sign for sign in _BIAS),)),
+        Layout(names="mflux's names", signs=(*(qwen.MFLUX + sign for sign in _BIAS),)),
         Layout(names=_PORT, signs=(*(f"language_model.model.{sign}" for sign in _BIAS),)),
         Layout(names=_TRANSFORMERS, signs=_BIAS),
         Layout(names=_LLAMA_CPP, signs=("blk.0.attn_k.bias",)),
@@ -70,7 +74,7 @@ QWEN2_5_VL = Layouts(
     },
 )
 QWEN3_VL = Layouts(
-    network=qwen3_vl.NETWORK,
+    network=qwen.QWEN3_VL,
     title="Qwen3-VL",
     rows=(
         Layout(names=_PORT, signs=(f"language_model.model.{_NORM}",)),
@@ -80,4 +84,61 @@ QWEN3_VL = Layouts(
         Layout(names=_LLAMA_CPP, signs=(_NAMED_NORM,), is_named=True),
     ),
     config=_config,
+)
+
+
+_OURS = {ours: theirs for theirs, ours in LLAMA_CPP.items()} | {"lm_head": "output"}
+_OTHERS = ("self_attn.q_norm.weight", "self_attn.k_proj.bias", "pre_feedforward_layernorm.weight")
+
+
+def _llama_cpp(name: str) -> Place:
+    """Return the place of a parameter in a file of llama.cpp."""
+    owner, _, leaf = name.rpartition(".")
+    layer, _, part = owner.partition("s.")[2].partition(".") if owner.startswith("layers.") else ("", "", owner)
+    return Place(f"{f'blk.{layer}.' if layer else ''}{_OURS[part]}.{leaf}")
+
+
+def _paired(stored: StoredShapes, like: Any) -> Any:
+    """Return the configuration, for the order of rows of the file's program."""
+    return replace(_config(stored, like), rope_pairs=stored.stored_name("norm.weight") == "output_norm.weight")
+
+
+MINISTRAL_3 = Layouts(
+    network=replace(
+        decoder.NETWORK,
+        kind="mistral3",  # around the configuration of the language model
+        fields=decoder_kinds.fields,
+        rename=lambda key: decoder_kinds.rename(LLAMA_CPP, None, key),
+        renames=lambda config: lambda key: decoder_kinds.rename(LLAMA_CPP, config, key),
+        published=lambda name: f"language_model.model.{name}",
+        described=lambda config: {"text_config": decoder_kinds.written(config, "ministral3")},
+        architectures=frozenset({"mistral3"}),
+    ),
+    title="Ministral 3",
+    rows=(
+        Layout(
+            names=_LLAMA_CPP,
+            signs=("blk.0.attn_q.weight", "blk.0.ffn_gate.weight", "token_embd.weight"),
+            lacks=("blk.0.attn_q_norm.weight", "blk.0.attn_k.bias"),
+            is_named=True,
+            place=lambda name, config: _llama_cpp(name),
+        ),
+        Layout(
+            names=_TRANSFORMERS,
+            signs=("layers.0.self_attn.q_proj.weight", "layers.0.mlp.gate_proj.weight"),
+            lacks=(*(f"layers.0.{name}" for name in _OTHERS),),
+        ),
+    ),
+    config=_paired,
+    ignored=("tekken_model",),  # the vocabulary, in ComfyUI's files
+)
+MISTRAL_SMALL_3 = replace(
+    MINISTRAL_3,
+    network=replace(
+        MINISTRAL_3.network,
+        described=lambda config: {"text_config": decoder_kinds.written(config, "mistral")},
+        architectures=frozenset({"llama", "mistral3"}),  # llama.cpp writes the former for Mistral's older models
+    ),
+    title="Mistral Small 3",
+    ignored=(*MINISTRAL_3.ignored, "output."),  # llama.cpp's head, which an image does not take
 )

@@ -1,7 +1,7 @@
 """Qwen3-VL with its vision tower, a text encoder that sees pictures: configuration, manifest, and what of a picture is
 made once.
 
-What is unusual about it, besides the language model (`qwen3_vl`):
+What is unusual about it, besides the language model (`qwen`):
 - a picture is patches of 16 x 16 pixels; each block of 2 x 2 patches becomes one slot, an input of the language model;
 - the patch kernel has two taps in time, and both see the same picture;
 - a learned table of 48 x 48 positions is stretched over the picture, corner to corner, and added to the patches;
@@ -16,7 +16,7 @@ What is unusual about it, besides the language model (`qwen3_vl`):
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any, NamedTuple
@@ -28,10 +28,9 @@ from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
-from qwenimg.common.networks.encoders import language_model, qwen3, qwen3_vl, vision_tower
-from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
-from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, TowerConfig
-from qwenimg.common.numbers import rope
+from qwenimg.common.networks.encoders import decoder, language_model, qwen, vision_tower
+from qwenimg.common.networks.encoders.qwen import Qwen3VLConfig
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, TowerConfig
 from qwenimg.common.weights.joined import Joins
 from qwenimg.common.weights.keys import Rename
 from qwenimg.common.weights.plan import ParamUses
@@ -103,7 +102,7 @@ class Qwen3VLVisionConfig(TowerConfig, Qwen3VLConfig):
 
 def fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Qwen3VLVisionConfig` from a config.json. Raises ModelError for an unsupported value."""
-    values = qwen3_vl.fields(data)
+    values = qwen.language_fields(data, Qwen3VLVisionConfig, qwen.QWEN3_VL.kind)
     text = data.get("text_config", data)
     sections = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not sections.get("mrope_interleaved", True):
@@ -139,7 +138,7 @@ def manifest(config: Qwen3VLVisionConfig) -> Manifest:
         params.under("merger", _merger(config, width)),
         params.repeat("deepstack_merger_list", len(config.deep_layers), _merger(config, _slot(config))),
     )
-    return params.merge(params.under("visual", tower), qwen3.manifest(config))
+    return params.merge(params.under("visual", tower), decoder.manifest(config))
 
 
 def _slot(config: Qwen3VLVisionConfig) -> int:
@@ -158,24 +157,25 @@ def _merger(config: Qwen3VLVisionConfig, normed: int) -> Manifest:
 
 
 def used(config: Qwen3VLVisionConfig, stored: Manifest) -> ParamUses:
-    """Return all of `stored` but the final norm, the patch kernel as a matrix."""
-    return vision_tower.flat_kernel(qwen3.uses(stored, config.used_layers))
+    """Return the tensors of `stored` that are used, the patch kernel as a matrix."""
+    return vision_tower.flat_kernel(decoder.used(config, stored))
 
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any known style; None for a tensor that is not needed."""
-    return vision_tower.rename(key) or qwen3_vl.rename(key)
+    return vision_tower.rename(key) or qwen.QWEN3_VL.rename(key)
 
 
 def names(config: Qwen3VLVisionConfig) -> Rename:
     """Return `rename` extended by llama.cpp's names for the vision tower, where a deepstack merger has the number of
-    the layer before it."""
+    the layer before it, and by the head if `config` uses it."""
+    plain = qwen.QWEN3_VL.rename_for(config)
     deep = {str(layer): i for i, layer in enumerate(config.deep_layers)}
 
     def named(key: str) -> str | None:
         match = _MMPROJ_KEY.fullmatch(key) if key.startswith(("v.", "mm.")) else None
         if match is None or match["part"] not in _MMPROJ or match["deep"] not in (None, *deep):
-            return rename(key)
+            return vision_tower.rename(key) or plain(key)
         tap = match["part"] == "patch_embd" and match["leaf"] != "bias"
         part = "patch_embed.tap" if tap else _MMPROJ[match["part"]]
         block = f"blocks.{match['layer']}." if match["layer"] else ""
@@ -213,14 +213,8 @@ def stretched(config: Qwen3VLVisionConfig, rows: int, columns: int) -> Stretched
     return Stretched(np.stack(numbers, axis=1), np.stack(shares, axis=1))
 
 
-def prompt_rope(config: Qwen3VLVisionConfig, length: int, places: Sequence[PicturePlace]) -> Table:
-    """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids with pictures at `places`."""
-    positions = rope.picture_positions(length, places)
-    return rope.interleaved_rope(positions, config.mrope_section, config.rope_theta)
-
-
 NETWORK = replace(
-    qwen3_vl.NETWORK,
+    qwen.QWEN3_VL,
     name="qwen3_vl_vision",
     config=Qwen3VLVisionConfig,
     manifest=manifest,
@@ -229,14 +223,14 @@ NETWORK = replace(
     rename=rename,
     renames=names,
     joins=joins,
-    architectures=qwen3_vl.NETWORK.architectures | {vision_tower.MMPROJ},
+    architectures=qwen.QWEN3_VL.architectures | {vision_tower.MMPROJ},
     traced=(
-        *(block for block in qwen3_vl.NETWORK.traced if block.name == "layer"),
+        *(block for block in qwen.QWEN3_VL.traced if block.name == "layer"),
         Block(name="tower", paths=re.compile("visual")),
         Block(name="vision_block", paths=re.compile(r"visual\.blocks\.\d+"), streams=1, depth=1),
         Block(name="merger", paths=re.compile(r"visual\.(merger|deepstack_merger_list\.\d+)")),
     ),
-    tables=qwen3_vl.NETWORK.tables | {f"{PREFIX}pos_embed.weight"},
-    published=lambda name: f"model.{name}" if name.startswith(PREFIX) else qwen3_vl.NETWORK.published(name),
+    tables=qwen.QWEN3_VL.tables | {f"{PREFIX}pos_embed.weight"},
+    published=lambda name: f"model.{name}" if name.startswith(PREFIX) else qwen.QWEN3_VL.published(name),
     described=described,
 )

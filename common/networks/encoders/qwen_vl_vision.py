@@ -1,7 +1,7 @@
 """Qwen2.5-VL with its vision tower, the text encoder of Qwen-Image-Edit: configuration, manifest, and what of a picture
 is made once.
 
-What is unusual about it, besides the language model (`qwen_vl`):
+What is unusual about it, besides the language model (`qwen`):
 - a picture is patches of 14 x 14 pixels; each block of 2 x 2 patches becomes one slot, an input of the language model;
 - the patch kernel has two taps in time, and both see the same picture;
 - most layers attend within windows of 8 x 8 patches, from the top left; those at the right and bottom may be smaller.
@@ -15,7 +15,7 @@ What is unusual about it, besides the language model (`qwen_vl`):
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -26,12 +26,13 @@ from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
-from qwenimg.common.networks.encoders import language_model, qwen_vl, vision_tower
-from qwenimg.common.networks.encoders.qwen_vl import MODEL_TYPE, QwenVLConfig
-from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, TowerConfig
-from qwenimg.common.numbers import rope
+from qwenimg.common.networks.encoders import decoder, language_model, qwen, vision_tower
+from qwenimg.common.networks.encoders.decoder import HEAD
+from qwenimg.common.networks.encoders.qwen import QwenVLConfig
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, TowerConfig
 from qwenimg.common.weights.joined import Join, Joins
-from qwenimg.common.weights.plan import ParamUses, stored_uses
+from qwenimg.common.weights.keys import Rename
+from qwenimg.common.weights.plan import ParamUses
 
 _MMPROJ_KEY = re.compile(
     r"(?:v\.(?:blk\.(?P<layer>\d+)\.)?)?(?P<part>mm\.[02]|[a-z]\w*)\.(?P<leaf>weight(?:\.1)?|bias)"
@@ -95,7 +96,7 @@ class QwenVLVisionConfig(TowerConfig, QwenVLConfig):
 
 def fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `QwenVLVisionConfig` from a config.json. Raises ModelError for an unsupported value."""
-    values = language_model.language_fields(data, QwenVLVisionConfig, MODEL_TYPE)
+    values = qwen.language_fields(data, QwenVLVisionConfig, qwen.QWEN2_5_VL.kind)
     text = data.get("text_config", data)
     sections = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if "mrope_section" in sections:
@@ -129,24 +130,33 @@ def manifest(config: QwenVLVisionConfig) -> Manifest:
         params.linear("merger.mlp.0", slot, slot),
         params.linear("merger.mlp.2", config.hidden_size, slot),
     )
-    return params.merge(params.under("visual", tower), qwen_vl.manifest(config))
+    return params.merge(params.under("visual", tower), decoder.manifest(config))
 
 
 def used(config: QwenVLVisionConfig, stored: Manifest) -> ParamUses:
-    """Return all of `stored`, the patch kernel as a matrix."""
-    return vision_tower.flat_kernel(stored_uses(stored))
+    """Return the tensors of `stored` that are used, the patch kernel as a matrix."""
+    return vision_tower.flat_kernel(decoder.used(config, stored))
 
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any known style; None for a tensor that is not needed."""
-    key = key.removeprefix(qwen_vl.MFLUX)
+    return _tower_name(key.removeprefix(qwen.MFLUX)) or qwen.QWEN2_5_VL.rename(key)
+
+
+def names(config: QwenVLVisionConfig) -> Rename:
+    """Return `rename`, with the head if `config` uses it."""
+    plain = qwen.QWEN2_5_VL.rename_for(config)
+    return lambda key: _tower_name(key.removeprefix(qwen.MFLUX)) or plain(key)
+
+
+def _tower_name(key: str) -> str | None:
     if (ours := vision_tower.rename(key)) is not None:
         return ours
     match = _MMPROJ_KEY.fullmatch(key) if key.startswith(("v.", "mm.")) else None
-    if match is not None and match["part"] in _MMPROJ:
-        block = f"blocks.{match['layer']}." if match["layer"] else ""
-        return f"{PREFIX}{block}{_MMPROJ[match['part']]}.{match['leaf']}"
-    return qwen_vl.rename(key)
+    if match is None or match["part"] not in _MMPROJ:
+        return None
+    block = f"blocks.{match['layer']}." if match["layer"] else ""
+    return f"{PREFIX}{block}{_MMPROJ[match['part']]}.{match['leaf']}"
 
 
 def joins(manifest: Manifest) -> Joins:
@@ -190,28 +200,23 @@ def by_slot(values: NDArray[Any], config: QwenVLVisionConfig, order: NDArray[np.
     return values.reshape(len(order), config.merge_size**2, *values.shape[1:])[order].reshape(values.shape)
 
 
-def prompt_rope(config: QwenVLVisionConfig, length: int, places: Sequence[PicturePlace]) -> Table:
-    """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids with pictures at `places`."""
-    positions = rope.picture_positions(length, places)
-    return rope.sectioned_rope(positions, config.mrope_section, config.rope_theta)
-
-
 NETWORK = replace(
-    qwen_vl.NETWORK,
+    qwen.QWEN2_5_VL,
     name="qwen_vl_vision",
     config=QwenVLVisionConfig,
     manifest=manifest,
     used=used,
     fields=fields,
     rename=rename,
+    renames=names,
     joins=joins,
-    architectures=qwen_vl.NETWORK.architectures | {vision_tower.MMPROJ},
+    architectures=qwen.QWEN2_5_VL.architectures | {vision_tower.MMPROJ},
     traced=(
-        *(block for block in qwen_vl.NETWORK.traced if block.name == "layer"),
+        *(block for block in qwen.QWEN2_5_VL.traced if block.name == "layer"),
         Block(name="tower", paths=re.compile("visual")),
         Block(name="vision", paths=re.compile(r"visual\.blocks\.\d+"), streams=1, depth=1),
         Block(name="vision_end", paths=re.compile(r"visual\.(patch_embed|merger)")),
     ),
-    published=lambda name: name if name.startswith(PREFIX) else f"model.{name}",
+    published=lambda name: name if name == HEAD or name.startswith(PREFIX) else f"model.{name}",
     described=described,
 )

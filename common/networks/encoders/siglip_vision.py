@@ -24,17 +24,22 @@ from typing import Any
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
-from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import clip
-from qwenimg.common.networks.encoders.clip import LayerSizes
+from qwenimg.common.networks.encoders.clip_vision import (
+    CHANNELS,
+    FIRST_INNER,
+    PatchSizes,
+    count_layers,
+    fields_of_half,
+    named_shapes,
+)
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights.plan import ParamUse, ParamUses, stored_uses
 
 CLASS_NAME = "SiglipVisionModel"
 MODEL_TYPE = "siglip_vision_model"
 ACTIVATIONS = ("gelu_pytorch_tanh",)
-CHANNELS = 3
 _PREFIX = "vision_model."
 _NOT_READ = ("text_model.", "logit_", "head.", "embeddings.position_ids")
 _PATCHES = "embeddings.patch_embedding.weight"
@@ -45,7 +50,7 @@ _HEADS = {768: 12}  # of published encoders by their widths; 16 in all others
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiglipVisionConfig(LayerSizes):
+class SiglipVisionConfig(PatchSizes):
     """The fields of `image_encoder/config.json`. Defaults: so400m-patch14-384."""
 
     hidden_size: int = 1152
@@ -62,16 +67,6 @@ class SiglipVisionConfig(LayerSizes):
         if self.image_size < self.patch_size:
             raise ModelError(f"image_size {self.image_size} is less than patch_size {self.patch_size}")
 
-    @property
-    def patches(self) -> int:
-        """The number of patches of a picture."""
-        return (self.image_size // self.patch_size) ** 2
-
-    @property
-    def patch_values(self) -> int:
-        """The numbers of one patch: channels, rows and columns."""
-        return CHANNELS * self.patch_size**2
-
 
 SO400M = SiglipVisionConfig()
 
@@ -79,19 +74,12 @@ SO400M = SiglipVisionConfig()
 def fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `SiglipVisionConfig` from a config.json, of an encoder alone or of a whole SigLIP. Raises
     ModelError for an unsupported value."""
-    if data.get("model_type", MODEL_TYPE) not in (MODEL_TYPE, "siglip"):
-        raise ModelError(f"model_type {clean(data['model_type'], 60)!r} is not supported; expected {MODEL_TYPE!r}")
-    own = data.get("vision_config") if data.get("model_type") == "siglip" else data
-    if not isinstance(own, Mapping):
-        raise ModelError("vision_config is missing: it is the configuration of no image encoder")
-    if own.get("num_channels", CHANNELS) != CHANNELS:
-        raise ModelError(f"num_channels is {clean(own['num_channels'], 40)}; pictures have {CHANNELS}")
     # transformers' own defaults, which a saved configuration may leave out
     usual = {
         "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
         "image_size": 224, "patch_size": 16,
     }  # fmt: skip
-    return usual | {name: own[name] for name in SiglipVisionConfig.__dataclass_fields__ if name in own}
+    return usual | fields_of_half(data, SiglipVisionConfig, MODEL_TYPE, "siglip")
 
 
 def manifest(config: SiglipVisionConfig) -> Manifest:
@@ -131,18 +119,15 @@ def is_in(names: Collection[str]) -> bool:
 def config_of(shapes: Mapping[str, Shape]) -> SiglipVisionConfig:
     """Return the configuration of an encoder whose tensors, by their names in a file, have these shapes. Raises
     ModelError."""
-    named = {name: shape for key, shape in shapes.items() if (name := rename(key)) is not None}
-    wanted = {_PATCHES: 4, _BIAS: 1, _POSITIONS: 2, "encoder.layers.0.mlp.fc1.weight": 2}
-    for name, rank in wanted.items():
-        if len(named.get(name, ())) != rank or 0 in named[name]:
-            raise ModelError(f"lacks tensor '{published(name)}' of {rank} dimensions: it is no image encoder of SigLIP")
+    wanted = {_PATCHES: 4, _BIAS: 1, _POSITIONS: 2, FIRST_INNER: 2}
+    ranks = {published(name): rank for name, rank in wanted.items()}
+    named = named_shapes(shapes, rename, ranks, "image encoder of SigLIP")
     width, _, patch, _ = named[_PATCHES]
     side = math.isqrt(named[_POSITIONS][0])
-    layers = {match[1] for name in named if (match := re.match(r"encoder\.layers\.(\d{1,4})\.", name))}
     return SiglipVisionConfig(
         hidden_size=width,
-        intermediate_size=named["encoder.layers.0.mlp.fc1.weight"][0],
-        num_hidden_layers=len(layers),
+        intermediate_size=named[FIRST_INNER][0],
+        num_hidden_layers=count_layers(named),
         num_attention_heads=_HEADS.get(width, SO400M.num_attention_heads),
         image_size=_SIDES.get((side, patch), side * patch),
         patch_size=patch,

@@ -5,7 +5,8 @@ What is unusual about it:
   sides;
 - each of their channels has a mean and a variance of its own, which are tensors of the files (a batch norm's running
   statistics) and no part of the configuration; there is no scaling factor;
-- an image is encoded to the mean of its latents, without noise.
+- an image is encoded to the mean of its latents, without noise;
+- its decoder may be narrower than its encoder, as that of the small decoder, which is published apart.
 
 Source: the reference class of diffusers.
 """
@@ -43,13 +44,21 @@ class Flux2VAEConfig(KLVAEConfig):
     patch_size: tuple[int, ...] = (PATCH, PATCH)
 
     def __post_init__(self) -> None:
+        if len(self.decoder_widths) != len(self.block_out_channels):
+            raise ModelError(
+                f"decoder_block_out_channels {list(self.decoder_widths)} has not the {len(self.block_out_channels)} "
+                "levels of block_out_channels"
+            )
         super().__post_init__()
         if self.patch_size != (PATCH, PATCH):
             raise ModelError(f"patch_size is {list(self.patch_size)}: not supported; expected {[PATCH, PATCH]}")
-        if self.decoder_block_out_channels not in (None, self.block_out_channels):
-            raise ModelError("decoder_block_out_channels differs from block_out_channels: not supported")
         if not self.batch_norm_eps > 0:
             raise ModelError(f"batch_norm_eps {self.batch_norm_eps} must be positive")
+
+    @property
+    def decoder_widths(self) -> tuple[int, ...]:
+        """The channels of the decoder's levels, those of the image first."""
+        return self.decoder_block_out_channels or self.block_out_channels
 
     @property
     def patch_channels(self) -> int:

@@ -22,7 +22,12 @@ def _place(name: str, config: Flux2VAEConfig) -> Place:
 
 def _config(stored: StoredShapes, like: Flux2VAEConfig) -> Flux2VAEConfig:
     """Return the configuration for stored shapes; `like` has what no tensor shows."""
-    return parse(Flux2VAEConfig, asdict(like) | kl_vae_names.sizes(stored), source=stored.path)
+    shown = kl_vae_names.sizes(stored)
+    last = len(shown["block_out_channels"]) - 1
+    blocks = (f"decoder.up_blocks.{last - level}.resnets.0.conv2.weight" for level in range(last + 1))
+    widths = [stored.shape(name, 4)[0] for name in blocks]
+    narrower = widths if widths != shown["block_out_channels"] else None
+    return parse(Flux2VAEConfig, asdict(like) | shown | {"decoder_block_out_channels": narrower}, source=stored.path)
 
 
 LAYOUTS = Layouts(

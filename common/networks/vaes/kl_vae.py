@@ -61,7 +61,7 @@ class KLVAEConfig:
     def __post_init__(self) -> None:
         if not self.block_out_channels:
             raise ModelError("block_out_channels is empty")
-        for width in self.block_out_channels:
+        for width in (*self.block_out_channels, *self.decoder_widths):
             if width % self.norm_num_groups:
                 raise ModelError(f"norm_num_groups {self.norm_num_groups} does not divide {width} channels")
         if not self.scaling_factor > 0:
@@ -70,6 +70,11 @@ class KLVAEConfig:
     @property
     def has_shortcuts(self) -> bool:
         return False
+
+    @property
+    def decoder_widths(self) -> tuple[int, ...]:
+        """The channels of the decoder's levels, those of the image first."""
+        return self.block_out_channels
 
     @property
     def scale(self) -> int:
@@ -85,7 +90,7 @@ class KLVAEConfig:
     @property
     def up_blocks(self) -> tuple[tuple[int, int, bool], ...]:
         """The decoder's blocks: channels in, channels out, and whether an upsampler ends the block."""
-        widths = self.block_out_channels[::-1]
+        widths = self.decoder_widths[::-1]
         return tuple((widths[max(i - 1, 0)], width, i + 1 < len(widths)) for i, width in enumerate(widths))
 
 
@@ -116,15 +121,15 @@ def vae_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def manifest(config: KLVAEConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers' present layout (see `rename`)."""
-    z, top, bottom = config.latent_channels, config.block_out_channels[-1], config.block_out_channels[0]
-    encoder = [params.conv("conv_in", bottom, config.in_channels, 3, 3)]
+    z, top, widths = config.latent_channels, config.block_out_channels[-1], config.decoder_widths
+    encoder = [params.conv("conv_in", config.block_out_channels[0], config.in_channels, 3, 3)]
     encoder += _blocks("down", config.down_blocks, config.layers_per_block)
     encoder += [params.under("mid_block", _mid(top)), params.affine("conv_norm_out", top)]
     encoder.append(params.conv("conv_out", 2 * z, top, 3, 3))
-    decoder = [params.conv("conv_in", top, z, 3, 3)]
+    decoder = [params.conv("conv_in", widths[-1], z, 3, 3)]
     decoder += _blocks("up", config.up_blocks, config.layers_per_block + 1)
-    decoder += [params.under("mid_block", _mid(top)), params.affine("conv_norm_out", bottom)]
-    decoder.append(params.conv("conv_out", config.out_channels, bottom, 3, 3))
+    decoder += [params.under("mid_block", _mid(widths[-1])), params.affine("conv_norm_out", widths[0])]
+    decoder.append(params.conv("conv_out", config.out_channels, widths[0], 3, 3))
     return params.merge(
         params.under("encoder", *encoder),
         params.conv("quant_conv", 2 * z, 2 * z, 1, 1) if config.use_quant_conv else {},

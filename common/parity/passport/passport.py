@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.parity.sample import LARGEST, Drawn, called
+from qwenimg.common.parity.passport.recorded_training import RecordedTraining
+from qwenimg.common.parity.sample import LARGEST, PROJECTIONS, Drawn, called
 from qwenimg.common.parity.stations import Station
 from qwenimg.common.precision import precision
 from qwenimg.common.prompts import inversion
@@ -34,6 +35,7 @@ from qwenimg.common.weights import quantize
 MAX_GAIN = 128.0  # in bfloat16 the limit of a larger gain would exceed the update, and every result would pass
 MAX_BLOCKS = 10_000
 MAX_NAME = 200  # characters
+MAX_TOKENS = 512  # of the text of `RecordedWriting`
 PREDICTIONS = ("", "eps", "v", "x0")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -83,6 +85,31 @@ class Figure:
     error: float
     allowed: float
     failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedWriting:
+    """A text that the model's text encoder reads, and one that it writes after it; see `parity.writing`."""
+
+    component: str  # its name in the checkpoint
+    ids: str  # SHA-256 of the tokens that are read
+    exact: NDArray[np.float64]  # projections of the scores of each next token, in float64
+    highest: tuple[tuple[int, ...], ...] = field(metadata=_COUNT)  # the tokens of the highest ones, the highest first
+    values: NDArray[np.float64]  # their scores
+    noise: float = field(metadata=_SIZE)  # the largest error of these scores where it was recorded
+    gain: float = field(metadata={"min": 1, "max": MAX_GAIN})  # the change of the scores per rounding of the weights
+    written: tuple[int, ...] = field(metadata=_COUNT)  # the tokens that it writes in float32; () in 16 bit
+    figure: Figure  # of the backend that recorded it
+
+    def __post_init__(self) -> None:
+        rows = len(self.highest)
+        if not 1 <= rows <= MAX_TOKENS or len(self.written) > MAX_TOKENS:
+            raise ValueError(f"a text of {rows} tokens, and {len(self.written)} that are written")
+        if self.exact.shape != (rows, PROJECTIONS) or not np.isfinite(self.exact).all():
+            raise ValueError(f"projections of shape {clean(self.exact.shape, 40)}, for {rows} tokens")
+        shapes = {(len(self.highest), len(row)) for row in self.highest}
+        if shapes != {self.values.shape} or self.values.shape[1] < 2 or not np.isfinite(self.values).all():
+            raise ValueError(f"scores of shape {clean(self.values.shape, 40)}, which are not of the highest tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +247,14 @@ class Passport:
     blocks: tuple[Recorded, ...]
     sides: tuple[Side, ...]  # the first one recorded it
     run: tuple[Station, ...] = field(default=(), metadata=_LATER)  # the image's stations; () for a trace
+    # None for a model whose text encoder cannot write
+    writing: RecordedWriting | None = field(default=None, metadata=_LATER)
+    training: RecordedTraining | None = field(default=None, metadata=_LATER)  # in place of image and blocks
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.blocks) <= MAX_BLOCKS or not self.sides:
+        if self.training is not None and (self.picture is not None or self.blocks or self.run):
+            raise ValueError("a passport of a training has neither picture nor blocks")
+        if not (self.training is not None or 1 <= len(self.blocks) <= MAX_BLOCKS) or not self.sides:
             raise ValueError(
                 f"{len(self.blocks)} blocks on {len(self.sides)} sides; there are 1 to {MAX_BLOCKS}, on one"
             )

@@ -105,7 +105,7 @@ def _sum(text: str, table: Mapping[str, object], body: bytes) -> str:
 def _json(value: Any, arrays: _Arrays) -> Any:
     """Return a value of a passport as JSON, with its arrays by their names in `arrays`."""
     if isinstance(value, np.ndarray):
-        return arrays.name(value, "U8" if value.dtype == np.uint8 else "F32")
+        return arrays.name(value, {"uint8": "U8", "float64": "F64"}.get(value.dtype.name, "F32"))
     if isinstance(value, Dtype):
         return {"named": value.name}
     if isinstance(value, Drawn):
@@ -298,6 +298,7 @@ class _Reader:
         """Return the functions that convert the fields of a passport, by the fields' types."""
         return {
             NDArray[np.float32]: lambda place, name: self._tensor(name, "F32", place),
+            NDArray[np.float64]: lambda place, name: self._tensor(name, "F64", place),
             NDArray[np.uint8]: lambda place, name: self._tensor(name, "U8", place),
             dict[str, Any]: lambda place, data: exactly(RecordedCall, data, place).keywords(),
             get_type_hints(Recorded)["arguments"]: self._arguments,

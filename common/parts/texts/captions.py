@@ -7,34 +7,34 @@ and the network that wrote it encodes it too, before it is freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.text import clean
-from qwenimg.common.parts.texts.picture_texts import KEPT, PicturePrompt, PictureTemplate, PictureTexts, SeenPicture
+from qwenimg.common.numbers.next_token import Decoding
+from qwenimg.common.parts.texts.picture_texts import KEPT, SeenPicture
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.precision.precision import BYTES
+from qwenimg.common.parts.texts.writing import Conversation, Writer
+from qwenimg.common.pictures.patches import PictureForm
+from qwenimg.common.prompts.chat import Chat
 from qwenimg.common.prompts.check import check_prompt
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
-from qwenimg.common.runtime.engine import WritingEncoder
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
-STOPS = ("<|im_end|>", "<|endoftext|>")  # tokens that end a text, where the files name none
 SHOWN = 4000  # characters of a caption in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class Describing:
-    """The question by which a text encoder describes a picture: by language, the text around the picture."""
+    """The question by which a text encoder describes a picture."""
 
-    texts: Mapping[str, PictureTemplate]
+    texts: Mapping[str, str]  # the instruction, by language
+    chat: Chat
+    form: PictureForm
     limit: int  # tokens of a caption
     alone: Callable[[Component], Component]  # the part of the text encoder that prompts need, a TextEncoder
 
@@ -45,7 +45,6 @@ class CaptionTexts(TemplateTexts):
     def __init__(self, residents: Residents, checkpoint: Checkpoint, template: Template, how: Describing):
         super().__init__(residents, checkpoint, template)
         self.how = how
-        self._asked = {language: PictureTexts(residents, checkpoint, around) for language, around in how.texts.items()}
         self._written: dict[tuple[str, SeenPicture], str] = {}
 
     # Captions
@@ -64,25 +63,15 @@ class CaptionTexts(TemplateTexts):
         return caption
 
     def writing(self, picture: SeenPicture, language: str) -> Stage:
-        """Return the stage that writes the caption of `picture`. Its network is kept to encode it. No tokens are
-        counted, since a plan may have no tokenizer."""
-        asked, prompt = self._asked[language], PicturePrompt("", (picture,))
-        [stage] = asked.encodings([prompt], counted=False)
-        config, value = self.encoder.config, BYTES[self.runtime.precision.compute_dtype("text")]
-        keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * value
-        [length] = asked.lengths([prompt], counted=False)
-        more = (length + self.how.limit) * keys + 2 * config.vocab_size * BYTES["float32"]
-        splits = tuple(replace(split, activations=split.activations + more) for split in stage.splits)
-        return replace(stage, name="caption", splits=splits, keeps=True)
+        """Return the stage that writes the caption of `picture`. Its network is kept to encode it."""
+        return self._writer().stage(self._asked(picture, language), self._decoding(), keeps=True)
 
     def _write(self, picture: SeenPicture, language: str) -> str:
-        encoder, _ = self.residents.acquire(self.writing(picture, language))
         self.runtime.notify("stage", "describing the picture, since no prompt is given")
-        with self.runtime.clock.timed("caption"):
-            tokens = list(self._tokens(encoder, self._asked[language], picture))
-        if len(tokens) == self.how.limit:
-            self.runtime.notify("warning", f"the model's description is cut after {len(tokens)} tokens")
-        caption: str = self._tokenizer.tokenizer.text(tokens).strip()
+        [written] = self._writer().write(self._asked(picture, language), self._decoding(), keeps=True)
+        if written.cut:
+            self.runtime.notify("warning", f"the model's description is cut after {written.tokens} tokens")
+        caption = written.whole.strip()  # as the published pipeline takes it
         if not caption:
             raise UsageError("the model's description of the picture is empty: give a prompt")
         try:
@@ -91,39 +80,21 @@ class CaptionTexts(TemplateTexts):
             raise UsageError(f"the model's description of the picture is refused: {error}; give a prompt") from None
         return caption
 
-    def _tokens(self, encoder: WritingEncoder, asked: PictureTexts, picture: SeenPicture) -> Iterator[int]:
-        """Yield the tokens of a caption of `picture`, each of the highest score, without the one that ends it."""
-        ids, places = asked.fill(PicturePrompt("", (picture,)))
-        slots = [encoder.slots(*asked.patches(picture))]
-        scores = encoder.begin(ids, places, slots)
-        self.runtime.check_finite(scores, "text encoder", "text", lambda: encoder.begin(ids, places, slots))
-        stops, penalty = self._stops(), self.encoder.config.repetition_penalty
-        earlier = set(ids)
-        for _ in range(self.how.limit):
-            self.runtime.interrupt()
-            values = self.runtime.engine.numpy(scores)
-            if not np.isfinite(values).all():
-                raise self.runtime.overflow("text encoder", "text", None)
-            token = best(values, earlier, penalty)
-            if token in stops:
-                return
-            yield token
-            earlier.add(token)
-            scores = encoder.follow(token)
+    def _writer(self) -> Writer:
+        stops = self.encoder.config.eos_token_id
+        return Writer(self.residents, self.encoder, self._tokenizer, self.how.chat, self.how.form, stops)
 
-    def _stops(self) -> frozenset[int]:
-        tokenizer = self._tokenizer.tokenizer
-        return frozenset(self.encoder.config.eos_token_id or map(tokenizer.special, STOPS))
+    def _asked(self, picture: SeenPicture, language: str) -> list[Conversation]:
+        return [Conversation(system=self.how.texts[language], user="", pictures=(picture,))]
+
+    def _decoding(self) -> Decoding:
+        penalty = self.encoder.config.repetition_penalty
+        return Decoding(limit=self.how.limit, penalty=penalty, penalizes_prompt=True)
 
     # States
 
     def _encoding(self, length: int) -> Stage:
         return self.stage(self.how.alone(self.encoder), 1, length)
-
-    def renew(self, encoders: Mapping[str, Component]) -> None:
-        super().renew(encoders)
-        for asked in self._asked.values():
-            asked.renew(encoders)
 
     def forget(self) -> None:
         super().forget()
@@ -132,14 +103,3 @@ class CaptionTexts(TemplateTexts):
     def close(self) -> None:
         super().close()
         self._written.clear()
-
-
-def best(scores: NDArray[np.float32], earlier: set[int], penalty: float) -> int:
-    """Return the token with the highest of `scores` [V], the first of several. The scores of `earlier` tokens are
-    lowered: divided by `penalty`, or multiplied if they are negative (N. S. Keskar et al., "CTRL", 2019)."""
-    if penalty == 1:
-        return int(np.argmax(scores))
-    again = sorted(earlier)
-    lowered = scores.copy()
-    lowered[again] = np.where(scores[again] < 0, scores[again] * penalty, scores[again] / penalty)
-    return int(np.argmax(lowered))

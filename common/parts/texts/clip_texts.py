@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from qwenimg.common.prompts import inversion, weighted
 from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.prompts.weighted import LENGTH, Chunk
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import ClipEncoder
+from qwenimg.common.runtime.engine import Array, ClipEncoder
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
@@ -37,6 +38,8 @@ class ClipTexts(Texts[ClipKey]):
     [P] of the last one. penultimate: see `clip.used_states`."""
 
     feed_forward = 2
+    together: frozenset[str] = frozenset()
+    """The names of the networks of a training step that the text encoders are a part of: they stay in memory."""
 
     def __init__(self, residents: Residents, checkpoint: Checkpoint, *, penultimate: bool):
         """Take the text encoders of `checkpoint`."""
@@ -58,6 +61,20 @@ class ClipTexts(Texts[ClipKey]):
         rows = [first, *rest]
         count = max(len(states[0]) for states in rows)
         return np.stack([_joined(states, empty, count) for states in rows]), np.stack([states[-1] for states in rows])
+
+    def learned(self, prompt: str, clip_skip: int, inversions: Sequence[Inversion] = ()) -> tuple[Array, Array]:
+        """Return the states [1 77n C] and the pooled vector [1 P] of a prompt as arrays of the backend, so that
+        gradients pass; nothing is evaluated."""
+        key, engine = self.keys([prompt], clip_skip, inversions)[0], self.runtime.engine
+        all_chunks, states = self.chunks(key), list[Array]()
+        stages = self.stages([key])
+        for i, (name, stage) in enumerate(zip(self.encoders, stages, strict=True)):
+            stage = replace(stage, resident=name, keeps=True, co_resident=self.together)
+            encoder, _ = self.residents.acquire(stage)
+            found, pooled = self._call(name, stage.component.config, encoder, key, all_chunks[i])()
+            found = weighted.weighted_array(found, all_chunks[i], engine.array)
+            states.append(found.reshape(1, -1, found.shape[-1]).swapaxes(1, 2))
+        return engine.join(states).swapaxes(1, 2), pooled[:1]
 
     def chunks(self, key: ClipKey) -> list[list[Chunk]]:
         """Return the chunks of a prompt for each text encoder, of 77 tokens each."""
@@ -95,16 +112,22 @@ class ClipTexts(Texts[ClipKey]):
     ) -> tuple[Float32, Float32]:
         """Return the weighted states [chunks 77 C] and the first chunk's pooled vector [P] of one text encoder."""
         engine, key, chunks = self.runtime.engine, prompt[0], prompt[1][index]
-        encode = partial(
+        encode = self._call(name, config, encoder, key, chunks)
+        states, pooled = encode()
+        self.runtime.check_finite(states, "text encoder", "text", lambda: encode()[0])
+        weighed = weighted.apply_weights(engine.numpy(states), chunks)
+        return weighed.reshape(len(chunks), LENGTH, -1), engine.numpy(pooled)[0]
+
+    def _call(
+        self, name: str, config: CLIPConfig, encoder: ClipEncoder, key: ClipKey, chunks: list[Chunk]
+    ) -> Callable[[], tuple[Array, Array]]:
+        """Return the call of a text encoder for a prompt's chunks: states [chunks 77 C], pooled vectors [chunks P]."""
+        return partial(
             encoder.encode,
             [chunk.ids for chunk in chunks],
             *clip.used_states(config, self.penultimate, key.clip_skip),
             *_vectors(chunks, [one.vectors[name] for one in key.inversions]),
         )
-        states, pooled = encode()
-        self.runtime.check_finite(states, "text encoder", "text", lambda: encode()[0])
-        weighed = weighted.apply_weights(engine.numpy(states), chunks)
-        return weighed.reshape(len(chunks), LENGTH, -1), engine.numpy(pooled)[0]
 
 
 def _vectors(chunks: Sequence[Chunk], vectors: Sequence[Float32]) -> tuple[()] | tuple[list[clip.Place], Float32]:

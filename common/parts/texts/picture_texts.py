@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.latest import drop_oldest
@@ -25,6 +26,7 @@ from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, PictureEncoder
 from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
 
 PAD = "<|image_pad|>"
@@ -159,13 +161,21 @@ class PictureTexts(PromptTexts[PicturePrompt]):
                     slots[picture.sha256] = encoder.slots(*self.patches(picture))
             ids, places = self.fill(prompt)
             seen = places, [slots[picture.sha256] for picture in prompt.pictures]
-            asked = (ids, *seen) if self._sees(keys) else (ids,)
+            asked: Any = (ids, *seen, *self.pads(ids)) if self._sees(keys) else (ids,)
             states = encoder.encode(*asked)
             self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(*asked))
-            used = self.runtime.engine.numpy(states)[:, self.template.dropped :]
+            used = self.used(self.runtime.engine.numpy(states), prompt)
             return (np.ascontiguousarray(used, np.float32),)
 
         yield from self.run(self._encoding(keys, max(self._token_counts(keys, True))), encoded, keys)
+
+    def pads(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the number of pads at the end of `ids`, for a family whose encoder takes it."""
+        return ()
+
+    def used(self, states: NDArray[Any], prompt: PicturePrompt) -> NDArray[Any]:
+        """Return those of the states [1 S C] of `prompt` that condition an image."""
+        return states[:, self.template.dropped :]
 
     def places(self, prompt: PicturePrompt) -> list[PicturePlace]:
         """Return the places of the pictures of `prompt` among its states."""
@@ -178,17 +188,11 @@ class PictureTexts(PromptTexts[PicturePrompt]):
 
     def _slots(self, prompt: PicturePrompt) -> list[tuple[int, int]]:
         """Return the columns and rows of slots of each picture. Raises UsageError."""
-        if not prompt.pictures:
-            return []
-        slot, form = self.config.slot, self.around.form
-        shapes = (picture.pixels.shape for picture in prompt.pictures)
-        sizes = (patches.whole_blocks(width, height, slot, form) for height, width, _ in shapes)
-        return [(width // slot, height // slot) for width, height in sizes]
+        return slots_of(prompt.pictures, self.config, self.around.form) if prompt.pictures else []
 
     def patches(self, picture: SeenPicture) -> tuple[np.ndarray, int, int]:
         """Return the patches of a picture [L, values], and their rows and columns."""
-        config, form = self.config, self.around.form
-        return patches.patches(picture.pixels, config.patch_size, config.merge_size, config.taps_in_time, form)
+        return patches_of(picture, self.config, self.around.form)
 
     def _token_counts(self, prompts: Sequence[PicturePrompt], counted: bool) -> list[int]:
         """Return the number of tokens of each filled template."""
@@ -198,18 +202,34 @@ class PictureTexts(PromptTexts[PicturePrompt]):
         return [self.template.dropped + UNCOUNTED + count for count in slots]
 
     def _encoding(self, prompts: Sequence[PicturePrompt], length: int) -> Stage:
-        """Return the stage that encodes prompts of at most `length` tokens, and their pictures before that.
-
-        In the vision tower each patch has two residuals, q, k and v with q and k in float32 too, and the widths of
-        the feed-forward."""
+        """Return the stage that encodes prompts of at most `length` tokens, and their pictures before that."""
         if not self._sees(prompts):
             assert self._alone is not None
             return self.stage(self._alone(self.encoder), 1, length)
-        stage, config = self.stage(self.encoder, 1, length), self.config
-        largest = max((columns * rows for prompt in prompts for columns, rows in self._slots(prompt)), default=0)
-        count, limit = largest * config.merge_size**2, self.runtime.engine.workspace.score_bytes
-        widths = 8 * config.vision_width + config.vision_feed_forward * config.vision_inner
-        vision = count * widths * 4 + scores(config.vision_heads, 1, count, limit)
-        split = stage.splits[0]
-        activations = max(split.activations, self.runtime.call_bytes(self.encoder, vision))
-        return replace(stage, splits=(replace(split, activations=activations),))
+        stage = self.stage(self.encoder, 1, length)
+        [split] = stage.splits
+        vision = vision_bytes(self.runtime, self.encoder, [size for prompt in prompts for size in self._slots(prompt)])
+        return replace(stage, splits=(replace(split, activations=max(split.activations, vision)),))
+
+
+def slots_of(pictures: Sequence[SeenPicture], config: SeeingConfig, form: PictureForm) -> list[tuple[int, int]]:
+    """Return the columns and rows of slots of each picture. Raises UsageError."""
+    shapes = (picture.pixels.shape for picture in pictures)
+    sizes = (patches.whole_blocks(width, height, config.slot, form) for height, width, _ in shapes)
+    return [(width // config.slot, height // config.slot) for width, height in sizes]
+
+
+def patches_of(picture: SeenPicture, config: SeeingConfig, form: PictureForm) -> tuple[np.ndarray, int, int]:
+    """Return the patches of a picture [L, values], and their rows and columns."""
+    return patches.patches(picture.pixels, config.patch_size, config.merge_size, config.taps_in_time, form)
+
+
+def vision_bytes(runtime: Runtime, encoder: Component, sizes: Sequence[tuple[int, int]]) -> int:
+    """Return the bytes of the vision tower's activations for one picture after another, of `sizes` in slots.
+
+    Each patch has two residuals, q, k and v with q and k in float32 too, and the widths of the feed-forward."""
+    config: SeeingConfig = encoder.config
+    count = max((columns * rows for columns, rows in sizes), default=0) * config.merge_size**2
+    widths = 8 * config.vision_width + config.vision_feed_forward * config.vision_inner
+    score_bytes = scores(config.vision_heads, 1, count, runtime.engine.workspace.score_bytes)
+    return runtime.call_bytes(encoder, count * widths * 4 + score_bytes)

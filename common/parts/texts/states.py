@@ -19,9 +19,12 @@ from qwenimg.common.memory.memory import scores
 from qwenimg.common.runtime import text_store
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
 
 BUDGET = 2**30  # bytes; a prompt of 512 tokens of Qwen-Image takes 7.3 MB
+
+RESIDENT = "text encoder"  # its name in memory
 
 States = tuple[NDArray[np.float32], ...]  # the arrays that one prompt is encoded to
 Key = TypeVar("Key", bound=Hashable)
@@ -134,14 +137,10 @@ class Texts(ABC, Generic[Key]):
     # For the encoding
 
     def stage(self, component: Component, sequences: int, length: int, more: int = 0) -> Stage:
-        """Return the stage that encodes `sequences` of `length` tokens each at once. Its activations, in float32, are
-        those of its feed-forward, six arrays of the hidden size, the scores of its attention, and `more` bytes."""
-        config, limit = component.config, self.runtime.engine.workspace.score_bytes
-        widths = self.feed_forward * config.intermediate_size + 6 * config.hidden_size
-        score_bytes = scores(config.num_attention_heads, sequences, length, limit)
-        activations = self.runtime.call_bytes(component, sequences * length * widths * 4 + score_bytes + more)
+        """Return the stage that encodes `sequences` of `length` tokens each at once, with `more` bytes."""
+        activations = layer_bytes(self.runtime, component, sequences, length, self.feed_forward, more)
         splits = (Split(activations=activations),)
-        return Stage(name="text", resident="text encoder", component=component, splits=splits, keeps=False)
+        return Stage(name="text", resident=RESIDENT, component=component, splits=splits, keeps=False)
 
     def run(
         self, stage: Stage, encode: Callable[[Any, Prompt], Encoded], prompts: Iterable[Prompt]
@@ -153,6 +152,17 @@ class Texts(ABC, Generic[Key]):
                 yield encode(encoder, prompt)
         del encoder
         self.runtime.engine.release()
+
+
+def layer_bytes(
+    runtime: Runtime, component: Component, sequences: int, length: int, feed_forward: int, more: int = 0
+) -> int:
+    """Return the bytes of a text encoder's activations, in float32: those of its feed-forward, six arrays of the hidden
+    size, the scores of its attention, and `more` bytes."""
+    config, limit = component.config, runtime.engine.workspace.score_bytes
+    widths = feed_forward * config.intermediate_size + 6 * config.hidden_size
+    score_bytes = scores(config.num_attention_heads, sequences, length, limit)
+    return runtime.call_bytes(component, sequences * length * widths * 4 + score_bytes + more)
 
 
 class ModelTexts(Protocol):

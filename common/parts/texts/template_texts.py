@@ -69,7 +69,7 @@ class TemplateTexts(PromptTexts[str]):
     @contextmanager
     def of_usual_length(self) -> Iterator[None]:
         """Take prompts that are not counted to be USUAL tokens long, where the template does not fill them up."""
-        self.assumed = self.assumed if self.template.pad else USUAL
+        self.assumed = self.template.filled(USUAL)
         try:
             yield
         finally:
@@ -94,6 +94,6 @@ class TemplateTexts(PromptTexts[str]):
         asked = (prompt.ids, prompt.pads) if prompt.pads else (prompt.ids,)
         states = encoder.encode(*asked)
         self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(*asked))
-        start = self.template.dropped
+        start = self.template.start(len(prompt.ids))
         used = self.runtime.engine.numpy(states)[:, start : start + self.template.seen]
         return (np.ascontiguousarray(used, np.float32),)

@@ -91,6 +91,10 @@ class DiffusionModel(ABC):
     def warnings(self, request: Request) -> list[str]:
         return []
 
+    def as_text(self, prompt: str) -> str:
+        """Return the prompt that the model takes for the words of `prompt` alone."""
+        return prompt
+
     @abstractmethod
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         """Return the stages of a run in their order. Loads nothing. counted: count the tokens of prompts; else each
@@ -100,6 +104,11 @@ class DiffusionModel(ABC):
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> AbstractContextManager[PreparedRun]:
         """Encode the texts for a run with latents of `shape`. A model with one denoiser loads it here, and computes
         what depends on no step. At the end of the context, free the run's memory on the device."""
+
+    def learning_texts(self) -> AbstractContextManager[None]:
+        """While the context is open, runs compute their texts themselves, as part of what is differentiated. Of a
+        family whose `TrainingRow` has text layers."""
+        raise NotImplementedError
 
     # Between images
 

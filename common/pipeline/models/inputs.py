@@ -156,6 +156,8 @@ class PictureInputs:
     repeats: bool = False  # True: from the noise that a picture was made of, the model draws it again
     mask: BlendedMask | MaskInput = BlendedMask()
     references: References | None = None
+    # The left and top of the image in what is drawn, for a model whose reference has edges of its own
+    origin: Callable[[Request], tuple[int, int]] = lambda request: (0, 0)
     control: bool = False  # True: it needs a control picture, which it sees itself
     layers: Callable[[Request], int] | None = None  # the number of layers that a picture is taken apart into
     # Returns a request without a prompt with one that the model writes for its picture. Raises UsageError

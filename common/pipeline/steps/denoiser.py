@@ -69,13 +69,13 @@ class Denoiser:
     def __call__(self, x: Array, sigma: float) -> Array:
         """Return the denoised latents, with guidance."""
         x = self._shown(x, sigma)
-        self.latest = self._kept(self.denoised(x, sigma, self.combined(self._predictions(x, sigma))))
+        self.latest = self._kept(self.denoised(x, sigma, self.combined(self.predictions(x, sigma))))
         return self.latest
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
         """Return the denoised latents with guidance, and those of the unconditional branch alone (for CFG++)."""
         x = self._shown(x, sigma)
-        predictions = self._predictions(x, sigma)
+        predictions = self.predictions(x, sigma)
         self.latest = guided = self._kept(self.denoised(x, sigma, self.combined(predictions)))
         if len(predictions) == 1:
             return guided, guided
@@ -96,7 +96,8 @@ class Denoiser:
         again = (partial(self._again, one, x, sigma) for passes, x, sigma in self.recent for one in passes)
         return self.runtime.explain(self.title, step, again)
 
-    def _predictions(self, x: Array, sigma: float) -> list[Array]:
+    def predictions(self, x: Array, sigma: float) -> list[Array]:
+        """Return the prediction of each branch, the prompt's first."""
         if self.next_phases is not None:
             self.phases = self.next_phases()
         phase, control = self._phase(sigma), self._controlled(x, sigma)

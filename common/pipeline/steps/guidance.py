@@ -97,6 +97,15 @@ def cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array
     return unconditional + request.guidance * (conditional - unconditional)
 
 
+def _true_cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    conditional, unconditional = predictions
+    return unconditional + request.true_cfg * (conditional - unconditional)
+
+
+TRUE_CFG = Guidance(formula=_true_cfg, name="true-cfg", scale=lambda request: request.true_cfg)
+"""Of a model whose own guidance is an input: classifier-free guidance between two predictions that both have it."""
+
+
 def rescaled_cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
     """Apply classifier-free guidance, with the deviation moved to the prompt's by a share (S. Lin et al., 2023)."""
     return _rescaled(engine, request, predictions[0], cfg(engine, request, predictions))

@@ -81,7 +81,7 @@ class LowRank:
         import numpy as np
 
         assert self.is_product
-        down, up = (_flat(role, floats(self.parts[role])) for role in ("down", "up"))
+        down, up = (flat_factor(role, floats(self.parts[role])) for role in ("down", "up"))
         if self.inputs is not None and inputs > self.inputs:
             down = np.pad(down, ((0, 0), (0, inputs - self.inputs)))
         with np.errstate(all="ignore"):  # the check below refuses values that are not finite
@@ -117,7 +117,7 @@ class LowRank:
         product."""
         import numpy as np
 
-        arrays = {role: _flat(role, floats(piece)) for role, piece in self.parts.items()}
+        arrays = {role: flat_factor(role, floats(piece)) for role, piece in self.parts.items()}
         if self.kind == LOHA:
             product: np.ndarray = _hadamard(arrays, "1") * _hadamard(arrays, "2")
             return self._taken(product) * np.float32(scale)
@@ -125,13 +125,13 @@ class LowRank:
             return self._taken(_kronecker(arrays)) * np.float32(scale)
         up = self._taken(arrays["up"]) * np.float32(scale)
         if self.kind == TUCKER:
-            return _core(arrays["mid"], up.T, arrays["down"])
+            return core_product(arrays["mid"], up.T, arrays["down"])
         change: np.ndarray = up @ arrays["down"]
         return change
 
     def _taken(self, module: np.ndarray) -> np.ndarray:
         """Return the rows of a module that belong to the weight, in the weight's order."""
-        return _rows_of(module, self.rows, swapped=self.swapped)
+        return rows_of(module, self.rows, swapped=self.swapped)
 
     def _decomposed(self, weight: np.ndarray, change: np.ndarray) -> np.ndarray:
         """Return the change by PEFT's formula for DoRA, which divides by the norm of the changed weight. (ComfyUI
@@ -172,7 +172,7 @@ class Whole:
         """Return its addition to `weight`, float32. Raises ModelError for values that are not finite."""
         import numpy as np
 
-        values = _rows_of(floats(self.piece), self.rows, swapped=self.swapped)
+        values = rows_of(floats(self.piece), self.rows, swapped=self.swapped)
         with np.errstate(all="ignore"):  # the check below refuses values that are not finite
             change: np.ndarray = values - weight if self.replaces else values * np.float32(self.scale * self.strength)
         if not np.isfinite(change).all():
@@ -180,7 +180,7 @@ class Whole:
         return change
 
 
-def _rows_of(module: np.ndarray, rows: Rows, *, swapped: bool) -> np.ndarray:
+def rows_of(module: np.ndarray, rows: Rows, *, swapped: bool) -> np.ndarray:
     """Return the `rows` of a module that belong to a weight, in the weight's order."""
     import numpy as np
 
@@ -201,13 +201,13 @@ def floats(piece: TensorSlice) -> np.ndarray:
     return widened(array) if format is None else EightBits(format).values([array])
 
 
-def _flat(role: str, array: np.ndarray) -> np.ndarray:
+def flat_factor(role: str, array: np.ndarray) -> np.ndarray:
     """Return a factor as a matrix, with its kernel axes joined to the columns; the core of a Tucker form is returned as
     it is."""
     return array if role in _CORES else array.reshape(len(array), -1)
 
 
-def _core(core: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def core_product(core: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the sum over r, s of left[r o] core[r s k l] right[s i], as [o, i * k * l]."""
     import numpy as np
 
@@ -218,7 +218,7 @@ def _core(core: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _hadamard(arrays: Mapping[str, np.ndarray], number: str) -> np.ndarray:
     a, b = arrays[f"hada_w{number}_a"], arrays[f"hada_w{number}_b"]
     core = arrays.get(f"hada_t{number}")
-    product: np.ndarray = a @ b if core is None else _core(core, a, b)
+    product: np.ndarray = a @ b if core is None else core_product(core, a, b)
     return product
 
 
@@ -231,7 +231,7 @@ def _kronecker(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     if "lokr_w2" in arrays:
         second = arrays["lokr_w2"]
     elif "lokr_t2" in arrays:
-        second = _core(arrays["lokr_t2"], arrays["lokr_w2_a"], arrays["lokr_w2_b"])
+        second = core_product(arrays["lokr_t2"], arrays["lokr_w2_a"], arrays["lokr_w2_b"])
     else:
         second = arrays["lokr_w2_a"] @ arrays["lokr_w2_b"]
     product: np.ndarray = np.kron(first, second)

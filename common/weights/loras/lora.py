@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad, closed_on_error, is_file
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
@@ -174,6 +175,8 @@ def _deltas(lora: LoraFile, module: str, target: Target) -> dict[str, LowRank | 
                 raise ValueError("adds to a bias beside a magnitude, which is not read")
             bias = _whole(target, module, whole["bias"], replaces=False)
             deltas[f"{target.name.removesuffix('weight')}bias"] = replace(bias, scale=delta_of_weight.scale)
+    except ModelError:
+        raise
     except ValueError as error:
         raise bad(path, f"module {first([module])}: {error}: not a LoRA for this model") from None
     return deltas

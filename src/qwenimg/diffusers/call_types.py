@@ -63,6 +63,7 @@ class CallKeywords(TypedDict, total=False):
     use_en_prompt: bool | None
     callback_on_step_end: Callable[..., Mapping[str, object] | None] | None
     callback_on_step_end_tensor_inputs: Sequence[str] | None
+    rewrite: int | None
     caption: str | None
     steps: int | None
     guidance: float | None
@@ -121,6 +122,7 @@ class LoadKeywords(TypedDict, total=False):
     models_dir: str | Path | Sequence[str | Path] | None
     wildcards: str | Path | Sequence[str | Path] | None
     preview_with: str | Path | None
+    rewrite_with: str | Path | None
     refiner: str | Path | None
     tokenizer: str | Path | None
     ip_encoder: str | Path | None

@@ -16,9 +16,11 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     FinalNorm,
+    GatedFeedForward,
     JointBlock,
     Pair,
     Rope,
+    StreamModulation,
     TimestepEmbedding,
 )
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
@@ -44,36 +46,13 @@ class TimeGuidanceEmbed(mlx.nn.Module):
         return temb + self.guidance_embedder(features[1:]) if hasattr(self, "guidance_embedder") else temb
 
 
-class StreamModulation(mlx.nn.Module):
-    def __init__(self, dim: int, vectors: int):
-        super().__init__()
-        self.linear = ops.Linear(dim, vectors * dim, bias=False)
-
-    def __call__(self, temb: Array) -> Array:
-        """[1 C] -> [1 6C] or [1 3C]: shift, scale, gate, of attention and then of the feed-forward."""
-        return self.linear(ops.silu(temb))
-
-
-class GatedFeedForward(mlx.nn.Module):
-    def __init__(self, config: Flux2Config):
-        super().__init__()
-        self.hidden = config.hidden
-        self.linear_in = ops.Linear(config.dim, 2 * config.hidden, bias=False)
-        self.linear_out = ops.Linear(config.hidden, config.dim, bias=False)
-
-    def __call__(self, x: Array) -> Array:
-        """[B L C] -> [B L C]."""
-        y = self.linear_in(x)
-        return self.linear_out(ops.swiglu(y[..., : self.hidden], y[..., self.hidden :]))
-
-
 class DoubleBlock(JointBlock):
     """A block of two streams."""
 
     def __init__(self, config: Flux2Config):
         super().__init__(config.dim, config.attention_head_dim, config.eps, bias=False)
-        self.ff = GatedFeedForward(config)
-        self.ff_context = GatedFeedForward(config)
+        self.ff = GatedFeedForward(config.dim, config.hidden)
+        self.ff_context = GatedFeedForward(config.dim, config.hidden)
 
     def __call__(self, img: Array, txt: Array, mods: Pair, rope: Rope) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([1 6C], [1 6C])."""

@@ -41,14 +41,16 @@ class TimeTextEmbed(mlx.nn.Module):
         self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
         if config.guidance_embeds:
             self.guidance_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
-        self.text_embedder = TimestepEmbedding(config.pooled_projection_dim, config.dim)
+        if config.pooled_projection_dim:
+            self.text_embedder = TimestepEmbedding(config.pooled_projection_dim, config.dim)
 
-    def __call__(self, times: Array, guidance: Array, pooled: Array) -> Array:
-        """Embed sinusoids of times [T 256] and of a guidance [1 256], and pooled text [1 P]: [T C]."""
+    def __call__(self, times: Array, guidance: Array, pooled: Array | None) -> Array:
+        """Embed sinusoids of times [T 256] and of a guidance [1 256], and pooled text [1 P], where the model takes
+        these: [T C]."""
         temb = self.timestep_embedder(times)
         if hasattr(self, "guidance_embedder"):
             temb = temb + self.guidance_embedder(guidance)
-        return temb + self.text_embedder(pooled)
+        return temb if pooled is None else temb + self.text_embedder(pooled)
 
 
 class BlockModulation(mlx.nn.Module):
@@ -66,8 +68,9 @@ class TransformerBlock(JointBlock):
     def __init__(self, config: FluxConfig):
         dim, hidden = config.dim, config.hidden
         super().__init__(dim, config.attention_head_dim, NORM_EPS)
-        self.norm1 = BlockModulation(dim, 6)
-        self.norm1_context = BlockModulation(dim, 6)
+        if config.modulates:
+            self.norm1 = BlockModulation(dim, 6)
+            self.norm1_context = BlockModulation(dim, 6)
         self.ff = FeedForward(dim, hidden)
         self.ff_context = FeedForward(dim, hidden)
 
@@ -89,7 +92,8 @@ class SingleTransformerBlock(mlx.nn.Module):
     def __init__(self, config: FluxConfig):
         super().__init__()
         dim, hidden = config.dim, config.hidden
-        self.norm = BlockModulation(dim, 3)
+        if config.modulates:
+            self.norm = BlockModulation(dim, 3)
         self.attn = RotaryAttention(dim, config.attention_head_dim, NORM_EPS)
         self.proj_mlp = ops.Linear(dim, hidden)
         self.proj_out = ops.Linear(dim + hidden, dim)
@@ -131,7 +135,8 @@ class Trunk(mlx.nn.Module):
     def __init__(self, config: FluxConfig, stream: mx.Dtype):
         super().__init__()
         self.stream = stream
-        self.time_text_embed = TimeTextEmbed(config)
+        if config.modulates:
+            self.time_text_embed = TimeTextEmbed(config)
         self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim)
         self.x_embedder = ops.Linear(config.in_channels, config.dim)
         double, single = config.num_layers, config.num_single_layers
@@ -147,7 +152,7 @@ class FluxTransformer(Trunk):
     def __init__(self, config: FluxConfig, stream: mx.Dtype):
         super().__init__(config, stream)
         self.tokens = ops.Tokens()
-        self.norm_out = FinalNorm(config.dim, NORM_EPS)
+        self.norm_out = FinalNorm(config.dim, NORM_EPS, modulates=config.modulates)
         self.proj_out = ops.Linear(config.dim, config.out_features)
 
     def __call__(
@@ -220,14 +225,16 @@ class Modulation:
 
 Config = TypeVar("Config", bound=FluxConfig)
 Model = TypeVar("Model", bound=Trunk)
+Transformer = TypeVar("Transformer", bound=FluxTransformer)
 
 
 class TrunkRunner(LoadedNetwork[Config, Model]):
     """The computations of the transformer and of its ControlNets that a run needs once."""
 
-    def time(self, features: NumpyArray, guidance: NumpyArray, pooled: Sequence[Array]) -> Array:
+    def time(self, features: NumpyArray, guidance: NumpyArray, pooled: Sequence[Array | None]) -> Array:
         """Return the embeddings [P*T C] of sinusoids of times [T 256] and of a guidance [1 256], which a model without
-        guidance does not read, for each of `pooled`, P texts [1 C']. The weights are read, used and freed."""
+        guidance does not read, for each of `pooled`, P texts [1 C'], or None in a model without pooled texts. The
+        weights are read, used and freed."""
         times, scale = (ops.table(values, self.table_dtype) for values in (features, guidance))
         embed = self.model.time_text_embed
         return self.briefly(
@@ -264,15 +271,10 @@ class TrunkRunner(LoadedNetwork[Config, Model]):
         ]
 
 
-class Runner(TrunkRunner[FluxConfig, FluxTransformer]):
-    network, role = FluxTransformer, "transformer"
+class TransformerRunner(TrunkRunner[Config, Transformer]):
+    """The computations of a step."""
 
-    @ops.computes
-    def modulate(self, features: NumpyArray, guidance: NumpyArray, pooled: Sequence[Array]) -> Modulation:
-        """Return the rows of every block and of the head; arguments as for `time`."""
-        temb, count = self.time(features, guidance, pooled), len(pooled)
-        final = self.briefly("norm_out.", lambda: ops.apart(self.model.norm_out.modulation, temb, count))
-        return Modulation(self.rows(temb, count), final)
+    role = "transformer"
 
     @ops.computes
     def condition(
@@ -311,3 +313,14 @@ class Runner(TrunkRunner[FluxConfig, FluxTransformer]):
         more = () if control is None else (control,)
         velocity = self.model(x, c.mask, c.txt, c.references, *modulation.at(row), c.rope, c.joint_rope, *more)
         return ops.at_least_float32(velocity)
+
+
+class Runner(TransformerRunner[FluxConfig, FluxTransformer]):
+    network = FluxTransformer
+
+    @ops.computes
+    def modulate(self, features: NumpyArray, guidance: NumpyArray, pooled: Sequence[Array | None]) -> Modulation:
+        """Return the rows of every block and of the head; arguments as for `time`."""
+        temb, count = self.time(features, guidance, pooled), len(pooled)
+        final = self.briefly("norm_out.", lambda: ops.apart(self.model.norm_out.modulation, temb, count))
+        return Modulation(self.rows(temb, count), final)

@@ -14,10 +14,8 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.encoders.language_model import Pair, with_slots
-from qwenimg.backends.mlx.networks.encoders.qwen3 import Qwen3TextEncoder
+from qwenimg.backends.mlx.networks.encoders.decoder import Decoder, Pair, Writer
 from qwenimg.backends.mlx.networks.encoders.qwen_vl_vision import VisionAttention
-from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders import qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
@@ -101,36 +99,16 @@ class VisionTower(mlx.nn.Module):
         return mx.concatenate([self.merger(x), *deep], axis=0)
 
 
-class Qwen3PictureEncoder(Qwen3TextEncoder):
+class Qwen3PictureEncoder(Decoder):
     def __init__(self, config: Qwen3VLVisionConfig, stream: mx.Dtype):
         super().__init__(config, stream)
         self.visual = VisionTower(config, stream)
-
-    def states(self, ids: Array, rope: Pair, places: Sequence[PicturePlace], slots: Sequence[Array]) -> Array:
-        """Return the states after the last layer [1 S C], float32, for ids [1 S], with the slots [1+K slots C] of each
-        picture at its place, and RoPE tables [S D/2]."""
-        text = ops.stream(self.embed_tokens(ids), self.stream)
-        x = with_slots(text, places, [one[:1] for one in slots], self.stream)
-        deep = max((one.shape[0] for one in slots), default=1)
-        for number, layer in enumerate(self.layers, start=1):
-            x = layer(x, rope, 0)
-            x = self.added(x, places, [one[number : number + 1] for one in slots]) if number < deep else x
-        return ops.at_least_float32(x)
-
-    def added(self, x: Array, places: Sequence[PicturePlace], slots: Sequence[Array]) -> Array:
-        """Add slots [1 slots C] of each picture to the stream [1 S C] at its place."""
-        parts, token = [], 0
-        for place, picture in zip(places, slots, strict=True):
-            end = place.start + picture.shape[1]
-            parts += [x[:, token : place.start], ops.add(x[:, place.start : end], picture)]
-            token = end
-        return mx.concatenate([*parts, x[:, token:]], axis=1)
 
 
 # Runner
 
 
-class Runner(LoadedNetwork[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
+class Runner(Writer[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
     network, role = Qwen3PictureEncoder, "text"
 
     @ops.computes
@@ -143,11 +121,6 @@ class Runner(LoadedNetwork[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
         return ops.eval(self.model.visual(values[None], (cos, sin), ops.placed(numbers), weights))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Array]) -> Array:
-        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
-        cos, sin = qwen3_vl_vision.prompt_rope(self.config, len(ids), places)
-        rope = self._table(cos), self._table(sin)
-        return ops.eval(self.model.states(ops.placed([list(ids)]), rope, places, slots))
-
-    def _table(self, values: NumpyArray) -> Array:
-        return ops.table(values, self.table_dtype)
+    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Array] = ()) -> Array:
+        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C*taps], evaluated."""
+        return self._encoded(ids, 0, places, slots)

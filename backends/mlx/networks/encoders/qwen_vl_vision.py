@@ -14,9 +14,7 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.encoders.language_model import Pair, with_slots
-from qwenimg.backends.mlx.networks.encoders.qwen_vl import QwenTextEncoder
-from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.networks.encoders.decoder import Decoder, Pair, Writer
 from qwenimg.common.networks.encoders import qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import Group, QwenVLVisionConfig
 from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
@@ -116,21 +114,16 @@ class VisionTower(mlx.nn.Module):
         return self.merger(x)[:, back]
 
 
-class QwenPictureEncoder(QwenTextEncoder):
+class QwenPictureEncoder(Decoder):
     def __init__(self, config: QwenVLVisionConfig, stream: mx.Dtype):
         super().__init__(config, stream)
         self.visual = VisionTower(config, stream)
-
-    def start(self, ids: Array, places: Sequence[PicturePlace], slots: Sequence[Array]) -> Array:
-        """Return the start of the stream [1 S C] for ids [1 S], with the slots [1 slots C] of each picture at its
-        place."""
-        return with_slots(ops.stream(self.embed_tokens(ids), self.stream), places, slots, self.stream)
 
 
 # Runner
 
 
-class Runner(LoadedNetwork[QwenVLVisionConfig, QwenPictureEncoder]):
+class Runner(Writer[QwenVLVisionConfig, QwenPictureEncoder]):
     network, role = QwenPictureEncoder, "text"
 
     @ops.computes
@@ -145,11 +138,9 @@ class Runner(LoadedNetwork[QwenVLVisionConfig, QwenPictureEncoder]):
         return ops.eval(self.model.visual(values[None], (cos, sin), groups, ops.placed(back)))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Array] = ()) -> Array:
-        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
-        start = self.model.start(ops.placed([list(ids)]), places, slots)
-        cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)
-        return ops.eval(self.model.run(start, (self._table(cos), self._table(sin))))
-
-    def _table(self, values: NumpyArray) -> Array:
-        return ops.table(values, self.table_dtype)
+    def encode(
+        self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Array] = (), pads: int = 0
+    ) -> Array:
+        """Encode the token ids of one prompt, with one id for each slot of its pictures and the last `pads` of them
+        pads, to [1 S C], evaluated."""
+        return self._encoded(ids, pads, places, slots)

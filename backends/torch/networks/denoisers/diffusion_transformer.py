@@ -65,6 +65,33 @@ class FeedForward(torch.nn.Module):
         return self.net[2](self.net[0](x))
 
 
+class GatedFeedForward(torch.nn.Module):
+    """SiLU of the first half of a layer times its second half, without biases."""
+
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.hidden = hidden
+        self.linear_in = ops.Linear(dim, 2 * hidden, bias=False)
+        self.linear_out = ops.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B L C] -> [B L C]."""
+        y = self.linear_in(x)
+        return self.linear_out(ops.swiglu(y[..., : self.hidden], y[..., self.hidden :]))
+
+
+class StreamModulation(torch.nn.Module):
+    """The modulation of all blocks of a kind: `vectors` of shift, scale and gate."""
+
+    def __init__(self, dim: int, vectors: int):
+        super().__init__()
+        self.linear = ops.Linear(dim, vectors * dim, bias=False)
+
+    def forward(self, temb: Tensor) -> Tensor:
+        """[1 C] -> [1 vectors*C]."""
+        return self.linear(ops.silu(temb))
+
+
 class RotaryAttention(torch.nn.Module):
     """Attention over one stream with rotated queries and keys, without a projection of its result."""
 
@@ -177,10 +204,11 @@ class JointBlock(torch.nn.Module):
 
 
 class FinalNorm(torch.nn.Module):
-    def __init__(self, dim: int, eps: float, *, bias: bool = True):
+    def __init__(self, dim: int, eps: float, *, bias: bool = True, modulates: bool = True):
         super().__init__()
         self.eps = eps
-        self.linear = ops.Linear(dim, 2 * dim, bias=bias)
+        if modulates:
+            self.linear = ops.Linear(dim, 2 * dim, bias=bias)
 
     def modulation(self, temb: Tensor) -> Tensor:
         """[T C] -> [T 2C]."""

@@ -14,9 +14,11 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
     FinalNorm,
+    GatedFeedForward,
     JointBlock,
     Pair,
     Rope,
+    StreamModulation,
     TimestepEmbedding,
 )
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
@@ -42,36 +44,13 @@ class TimeGuidanceEmbed(torch.nn.Module):
         return temb + self.guidance_embedder(features[1:]) if hasattr(self, "guidance_embedder") else temb
 
 
-class StreamModulation(torch.nn.Module):
-    def __init__(self, dim: int, vectors: int):
-        super().__init__()
-        self.linear = ops.Linear(dim, vectors * dim, bias=False)
-
-    def forward(self, temb: Tensor) -> Tensor:
-        """[1 C] -> [1 6C] or [1 3C]: shift, scale, gate, of attention and then of the feed-forward."""
-        return self.linear(ops.silu(temb))
-
-
-class GatedFeedForward(torch.nn.Module):
-    def __init__(self, config: Flux2Config):
-        super().__init__()
-        self.hidden = config.hidden
-        self.linear_in = ops.Linear(config.dim, 2 * config.hidden, bias=False)
-        self.linear_out = ops.Linear(config.hidden, config.dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B L C] -> [B L C]."""
-        y = self.linear_in(x)
-        return self.linear_out(ops.swiglu(y[..., : self.hidden], y[..., self.hidden :]))
-
-
 class DoubleBlock(JointBlock):
     """A block of two streams."""
 
     def __init__(self, config: Flux2Config):
         super().__init__(config.dim, config.attention_head_dim, config.eps, bias=False)
-        self.ff = GatedFeedForward(config)
-        self.ff_context = GatedFeedForward(config)
+        self.ff = GatedFeedForward(config.dim, config.hidden)
+        self.ff_context = GatedFeedForward(config.dim, config.hidden)
 
     def forward(self, img: Tensor, txt: Tensor, mods: Pair, rope: Rope) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([1 6C], [1 6C])."""

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.encoders.language_model import Pair, with_slots
-from qwenimg.backends.torch.networks.encoders.qwen3 import Qwen3TextEncoder
+from qwenimg.backends.torch.networks.encoders.decoder import Decoder, Pair, Writer
 from qwenimg.backends.torch.networks.encoders.qwen_vl_vision import VisionAttention
-from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders import qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
@@ -99,36 +97,16 @@ class VisionTower(torch.nn.Module):
         return torch.cat([self.merger(x), *deep], dim=0)
 
 
-class Qwen3PictureEncoder(Qwen3TextEncoder):
+class Qwen3PictureEncoder(Decoder):
     def __init__(self, config: Qwen3VLVisionConfig, stream: torch.dtype):
         super().__init__(config, stream)
         self.visual = VisionTower(config, stream)
-
-    def states(self, ids: Tensor, rope: Pair, places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
-        """Return the states after the last layer [1 S C], float32, for ids [1 S], with the slots [1+K slots C] of each
-        picture at its place, and RoPE tables [S D/2]."""
-        text = ops.stream(self.embed_tokens(ids), self.stream)
-        x = with_slots(text, places, [one[:1] for one in slots], self.stream)
-        deep = max((one.shape[0] for one in slots), default=1)
-        for number, layer in enumerate(self.layers, start=1):
-            x = layer(x, rope, 0)
-            x = self.added(x, places, [one[number : number + 1] for one in slots]) if number < deep else x
-        return ops.at_least_float32(x)
-
-    def added(self, x: Tensor, places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
-        """Add slots [1 slots C] of each picture to the stream [1 S C] at its place."""
-        parts, token = [], 0
-        for place, picture in zip(places, slots, strict=True):
-            end = place.start + picture.shape[1]
-            parts += [x[:, token : place.start], ops.add(x[:, place.start : end], picture)]
-            token = end
-        return torch.cat([*parts, x[:, token:]], dim=1)
 
 
 # Runner
 
 
-class Runner(LoadedNetwork[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
+class Runner(Writer[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
     network, role = Qwen3PictureEncoder, "text"
 
     @ops.computes
@@ -141,11 +119,6 @@ class Runner(LoadedNetwork[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
         return ops.eval(self.model.visual(values[None], (cos, sin), ops.placed(numbers, self.device), weights))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
-        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
-        cos, sin = qwen3_vl_vision.prompt_rope(self.config, len(ids), places)
-        rope = self._table(cos), self._table(sin)
-        return ops.eval(self.model.states(ops.placed([list(ids)], self.device), rope, places, slots))
-
-    def _table(self, values: NumpyArray) -> Tensor:
-        return ops.table(values, self.table_dtype, self.device)
+    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Tensor] = ()) -> Tensor:
+        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C*taps], evaluated."""
+        return self._encoded(ids, 0, places, slots)

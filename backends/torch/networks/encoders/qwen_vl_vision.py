@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.encoders.language_model import Pair, with_slots
-from qwenimg.backends.torch.networks.encoders.qwen_vl import QwenTextEncoder
-from qwenimg.backends.torch.networks.loaded import LoadedNetwork
+from qwenimg.backends.torch.networks.encoders.decoder import Decoder, Pair, Writer
 from qwenimg.common.networks.encoders import qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import Group, QwenVLVisionConfig
 from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
@@ -114,21 +112,16 @@ class VisionTower(torch.nn.Module):
         return self.merger(x)[:, back]
 
 
-class QwenPictureEncoder(QwenTextEncoder):
+class QwenPictureEncoder(Decoder):
     def __init__(self, config: QwenVLVisionConfig, stream: torch.dtype):
         super().__init__(config, stream)
         self.visual = VisionTower(config, stream)
-
-    def start(self, ids: Tensor, places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
-        """Return the start of the stream [1 S C] for ids [1 S], with the slots [1 slots C] of each picture at its
-        place."""
-        return with_slots(ops.stream(self.embed_tokens(ids), self.stream), places, slots, self.stream)
 
 
 # Runner
 
 
-class Runner(LoadedNetwork[QwenVLVisionConfig, QwenPictureEncoder]):
+class Runner(Writer[QwenVLVisionConfig, QwenPictureEncoder]):
     network, role = QwenPictureEncoder, "text"
 
     @ops.computes
@@ -143,11 +136,9 @@ class Runner(LoadedNetwork[QwenVLVisionConfig, QwenPictureEncoder]):
         return ops.eval(self.model.visual(values[None], (cos, sin), groups, ops.placed(back, self.device)))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Tensor] = ()) -> Tensor:
-        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
-        start = self.model.start(ops.placed([list(ids)], self.device), places, slots)
-        cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)
-        return ops.eval(self.model.run(start, (self._table(cos), self._table(sin))))
-
-    def _table(self, values: NumpyArray) -> Tensor:
-        return ops.table(values, self.table_dtype, self.device)
+    def encode(
+        self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Tensor] = (), pads: int = 0
+    ) -> Tensor:
+        """Encode the token ids of one prompt, with one id for each slot of its pictures and the last `pads` of them
+        pads, to [1 S C], evaluated."""
+        return self._encoded(ids, pads, places, slots)

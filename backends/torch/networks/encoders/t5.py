@@ -38,8 +38,9 @@ class Attention(torch.nn.Module):
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """[B S C] -> [B S C], with a bias [1 H S S] of the scores."""
-        q, k, v = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(self.v(x))
+        """[B S C] -> [B S C], with a bias [1 H S K] of the scores, for the first K tokens."""
+        q, seen = self.heads(self.q(x)), x[:, : bias.shape[-1]]
+        k, v = self.heads(self.k(seen)), self.heads(self.v(seen))
         return self.o(self.attend.result(ops.biased_attention(q, k, self.attend.values(v), bias)))
 
 
@@ -80,7 +81,7 @@ class EncoderBlock(torch.nn.Module):
         self.layer = torch.nn.ModuleList([AttentionLayer(config, first), FeedForwardLayer(config)])
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """[B S C] -> [B S C], with a bias [1 H S S] of the scores."""
+        """[B S C] -> [B S C], with a bias [1 H S K] of the scores."""
         attention, feed_forward = self.layer
         return feed_forward(attention(x, bias))
 
@@ -92,7 +93,7 @@ class Encoder(torch.nn.Module):
         self.final_layer_norm = ops.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, x: Tensor, buckets: Tensor) -> Tensor:
-        """[B S C] -> [B S C], float32, for the buckets of distances [S S]."""
+        """[B S C] -> [B S C], float32, for the buckets of distances [S K] to the tokens that are seen."""
         first: Any = self.block[0]
         bias = ops.score_bias(first.layer[0].SelfAttention.relative_attention_bias(buckets))
         for block in self.block:
@@ -111,7 +112,7 @@ class T5Encoder(torch.nn.Module):
         self.encoder = Encoder(config)
 
     def forward(self, ids: Tensor, buckets: Tensor) -> Tensor:
-        """Encode token ids [B S] to states [B S C], float32, for the buckets of distances [S S]."""
+        """Encode token ids [B S] to states [B S C], float32, for the buckets of distances [S K]."""
         return self.encoder(ops.stream(self.shared(ids), self.stream), buckets)
 
 
@@ -125,7 +126,7 @@ class Runner(LoadedNetwork[T5Config, T5Encoder]):
         super().__init__(config, plan, t5.policy(precision), device)
 
     @ops.computes
-    def encode(self, ids: Sequence[int]) -> Tensor:
-        """Encode the token ids of one prompt to [1 S C], evaluated."""
-        buckets = ops.placed(t5.buckets(self.config, len(ids)), self.device)
+    def encode(self, ids: Sequence[int], pads: int = 0) -> Tensor:
+        """Encode the token ids of one prompt to [1 S C], evaluated. No token sees the last `pads`."""
+        buckets = ops.placed(t5.buckets(self.config, len(ids))[:, : len(ids) - pads].copy(), self.device)
         return ops.eval(self.model(ops.placed([list(ids)], self.device), buckets))

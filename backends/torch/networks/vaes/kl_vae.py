@@ -163,7 +163,7 @@ class Decoder(torch.nn.Module):
     def __init__(self, config: KLVAEConfig):
         super().__init__()
         self.scale, self.wide = config.scale, wide_upsamplers(config.up_blocks)
-        groups, top, bottom = config.norm_num_groups, config.block_out_channels[-1], config.block_out_channels[0]
+        groups, top, bottom = config.norm_num_groups, config.decoder_widths[-1], config.decoder_widths[0]
         self.conv_in = ops.Conv2d(config.latent_channels, top, 3, padding=1)
         self.mid_block = MidBlock(top, groups)
         self.up_blocks = torch.nn.ModuleList([UpBlock(i, o, up, config) for i, o, up in config.up_blocks])

@@ -1,0 +1,8 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""LongCat-Image's transformer: Flux.1's. What is unusual about it:
+`qwenimg.common.networks.denoisers.longcat_dit`.
+"""
+
+from __future__ import annotations
+
+from qwenimg.backends.mlx.networks.denoisers.flux_dit import Runner as Runner

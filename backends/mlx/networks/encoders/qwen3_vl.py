@@ -1,8 +1,0 @@
-# Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""Qwen3-VL's language model as a text encoder: Qwen3's with all of its layers. What is unusual about it:
-`qwenimg.common.networks.encoders.qwen3_vl`.
-"""
-
-from __future__ import annotations
-
-from qwenimg.backends.mlx.networks.encoders.qwen3 import Runner as Runner
