@@ -75,7 +75,7 @@ test-all: $(VENV)/.test-ready
 	$(PYTEST) -m "not slow"
 
 test-rest: $(VENV)/.test-ready
-	$(PYTEST) -m "rest and not slow"
+	$(PYTEST) -m "rest and not slow" $(ARGS)
 
 test-slow: $(VENV)/.test-ready
 	$(PYTEST) -m slow

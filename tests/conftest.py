@@ -17,6 +17,7 @@ os.environ["XDG_CACHE_HOME"] = os.devnull  # nor what the program keeps
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that `sample(n)` leaves out as `rest`. The test's name decides which n stay, so that those of all
-    tests together have every family, policy and backend."""
+    """Mark the cases that `sample(n)` leaves out as `rest`, and with `sample(n, rest=m)` all but m of these as `slow`. The
+    test's name decides which stay, so that those of all tests together have every family, policy and backend."""
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
@@ -52,11 +53,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name, those in cases.items():
         mark = those[0].get_closest_marker("sample")
         assert mark is not None
-        start, count = zlib.crc32(name.encode()), min(mark.args[0], len(those))
-        stay = {(start + i * len(those) // count) % len(those) for i in range(count)}
-        for i, item in enumerate(those):
-            if i not in stay:
-                item.add_marker(pytest.mark.rest)
+        start = zlib.crc32(name.encode())
+        others = unchosen(those, mark.args[0], start)
+        slow = unchosen(others, mark.kwargs.get("rest", len(others)), start)
+        for item in others:
+            item.add_marker(pytest.mark.slow if item in slow else pytest.mark.rest)
+
+
+def unchosen(items: list[pytest.Item], count: int, start: int) -> list[pytest.Item]:
+    """What is left of `items` without `count` of them, which are spread evenly."""
+    count = min(count, len(items))
+    chosen = {(start + i * len(items) // count) % len(items) for i in range(count)}
+    return [item for i, item in enumerate(items) if i not in chosen]
+
+
+# `--minutes N`: what N minutes allow, beginning elsewhere for each `--begin`; what they do not allow is told as skipped
+
+STARTED = time.monotonic()
+
+
+class InTime:
+    """Begins with another test for each number, and begins none once the minutes are over."""
+
+    def __init__(self, minutes: float, begin: int) -> None:
+        self.minutes, self.begin = minutes, begin
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        first = int(self.begin * 0.618034 % 1 * len(items))  # the golden ratio: a few runs reach all of them
+        items[:] = items[first:] + items[:first]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if time.monotonic() - STARTED > 60 * self.minutes:
+            pytest.skip(f"the {self.minutes:g} minutes of this run were over")
 
 
 def pytest_collection_finish() -> None:
@@ -76,6 +106,8 @@ def pytest_unconfigure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backends", metavar="A,B", help="of the comparisons marked parity: mlx, mlx:cpu, cuda, cpu")
+    parser.addoption("--minutes", type=float, help="begin no test later than this; what is left is told as skipped")
+    parser.addoption("--begin", type=int, default=0, help="with --minutes: another number begins with another test")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -87,6 +119,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--backends"):
         config.pluginmanager.register(Ran(), "parity-ran")
+    if minutes := config.getoption("--minutes"):
+        config.pluginmanager.register(InTime(minutes, config.getoption("--begin")), "in-time")
 
 
 class Ran:

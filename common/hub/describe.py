@@ -246,9 +246,15 @@ def _expected(folder: Path, wanted: str) -> tuple[Network, Any]:
     path = folder / "config.json"
     data = read_json(path)
     networks = sorted(registry.networks(), key=lambda network: network.name != wanted)
-    for network in networks:
+    refusals = []
+    for network in networks:  # several models take parts of one kind, some only larger ones
         if data.get(network.key) == network.kind:
-            return network, read_config(network, folder)
+            try:
+                return network, read_config(network, folder)
+            except ModelError as error:
+                refusals.append(error)
+    if refusals:
+        raise refusals[0]
     if folder.name == "text_encoder":  # some are stored without a type
         network = next(network for network in networks if network.role == "text")
         return network, read_config(network, folder)

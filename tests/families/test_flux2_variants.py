@@ -118,7 +118,7 @@ PASSPORTS = [
 
 
 @pytest.mark.parametrize(("backend", "kind", "precision"), PASSPORTS)
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=2)
 def test_a_passport_with_two_references(
     tiny_flux2: dict[str, Path], tmp_path: Path, backend: str, kind: str, precision: str
 ) -> None:

@@ -415,7 +415,7 @@ def test_faults_are_seen(wide: dict[str, Path], kind: str, fault: Plant, monkeyp
 
 @pytest.mark.parametrize("hole", ["all by default", "a part", "all", "nothing"])
 @pytest.mark.parametrize("source", BACKENDS)
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=3)
 def test_a_passport_of_fill(wide: dict[str, Path], tmp_path: Path, source: str, hole: str) -> None:
     """It passes on both backends. Where all is hole, the encoder sees one grey, so that some groups of channels are
     nearly flat."""

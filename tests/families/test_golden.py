@@ -18,7 +18,7 @@ LIMIT = 2e-2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=3)
 def test_as_recorded(family: str, tmp_path: Path) -> None:
     old, new = load(family), record(family, tmp_path)
     before, after = old.pop("latents"), new.pop("latents")

@@ -112,7 +112,7 @@ def lowest(pipe: Pipeline, every: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=5)
 def test_a_run_does_what_its_plan_says(load: Callable[[int | None], Pipeline], kind: str, backend: str) -> None:
     every = [BRIEF | asked for asked in PICTURES]
     if kind not in STARTING:

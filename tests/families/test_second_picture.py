@@ -53,7 +53,7 @@ def lowest(folder: Path, backend: str, every: list[dict[str, Any]]) -> int:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=2)
 def test_what_fits_first_fits_again(name: str, backend: str, every: dict[str, Path]) -> None:
     """With the same bits as in a run of its own."""
     pictures = [FIRST, *(FIRST | other for other in OTHERS), FIRST]

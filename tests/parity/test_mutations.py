@@ -96,7 +96,7 @@ def planted() -> list[Any]:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("family", TABLES)
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=4)
 def test_nothing_is_caught_where_none_is(judges: Judges, family: str, backend: str) -> None:
     quick = [one.under(name) for one in TABLES[family].mutants for name in one.precisions]
     quick = [mutant for mutant in quick if is_quick(family, mutant)]
@@ -107,7 +107,7 @@ def test_nothing_is_caught_where_none_is(judges: Judges, family: str, backend: s
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize(("family", "mutant"), planted())
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=16)
 def test_a_planted_fault_is_caught(judges: Judges, family: str, mutant: Mutant, backend: str) -> None:
     found = judges(family).caught(backend, mutant)
     print(f"{mutant.name} in {mutant.precision} on {backend}: {found}")

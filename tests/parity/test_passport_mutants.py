@@ -79,7 +79,7 @@ def accepted(original: Original, tmp_path_factory: pytest.TempPathFactory) -> li
     return found
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=1)
 def test_every_mutant_that_is_read_is_judged(
     original: Original, accepted: list[Mutant], check: Callable[..., Ran], backend: str, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def shown(compared: list[training_step.Compared]) -> str:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kind", "precision"), CASES)
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, rest=4)
 def test_the_other_backend_passes(
     kind: str, precision: str, backend: str, tiny: dict[str, Path], recorded: Callable[..., Passport]
 ) -> None:

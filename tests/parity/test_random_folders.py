@@ -24,7 +24,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("family", "seed"), cases())
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=1)
 def test_healthy_models_pass_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, seed: int) -> None:
     see_small_pictures(monkeypatch)
     monkeypatch.setattr(references, "AREA", 128**2)

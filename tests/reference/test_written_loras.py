@@ -87,7 +87,7 @@ def test_diffusers_draws_the_picture_that_is_drawn_here(
     draws_the_same(kind, backend, tiny[kind], file)
 
 
-@pytest.mark.rest
+@pytest.mark.sample(0, rest=3)
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize(("kind", "more"), [("qwen", []), ("sd15", []), ("sd15", TEXTS), ("sdxl", TEXTS)])
 def test_diffusers_draws_by_a_trained_file(

@@ -260,10 +260,10 @@ def sections_of_rope_interleaved(patch: Patch) -> None:
 
 
 def slots_one_token_late(patch: Patch) -> None:
-    def late(made: Any, text: Any, places: Any, *rest: Any) -> Any:
-        return made(text, [place._replace(start=place.start + 1) for place in places], *rest)
+    def late(made: Any, own: Any, ids: Any, places: Any = (), slots: Any = ()) -> Any:
+        return made(own, ids, [place._replace(start=place.start + 1) for place in places], slots)
 
-    patch.around(patch.backend.network("qwen_vl_vision"), "with_slots", late)
+    patch.around(patch.backend.network("decoder").Decoder, "start", late)
 
 
 def pictures_exchanged_in_the_prompt(patch: Patch) -> None:

@@ -28,7 +28,7 @@ def opened(pipe: Any, made: LoraConfig) -> tuple[LoraRun, hexagons.Encoded]:
     return LoraRun(made, pipe.model, row_of(pipe), pictures, hexagons.old(pipe), lambda line: None), pictures
 
 
-@pytest.mark.rest
+@pytest.mark.sample(0, rest=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_loss_halves_in_40_steps(backend: str, tmp_path: Path):
     with hexagons.known(), qwenimg.load("shapes", backend=backend, precision="fp32") as pipe:

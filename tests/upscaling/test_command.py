@@ -312,7 +312,7 @@ def test_a_picture_that_cannot_be_made_larger_is_kept(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=0)
 def test_memory_with_a_model_is_as_planned(backend: str, folder: Path) -> None:
     """`plan --upscale` beside a model in memory, at a published width, against what the device or process then has."""
     network = as_safetensors(folder / "e.safetensors", upscalers.rrdbnet(1, 64, 32))
