@@ -30,7 +30,7 @@ class Kept:
     attended: Values  # of queries, keys and values
     scores: int  # arrays of attention's scores in float32
     decoded: bool  # decoded weights of layers that learn
-    arrays: int  # the largest arrays that a step has at once while gradients are computed
+    arrays: Values  # of the largest array, in memory at once while gradients are computed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,7 +157,7 @@ class Count:
         size = tokens * (sum(self._of_layer(*part) for part in parts.items()) + self.rank * self.width)
         size += self.kept.decoded * self.quantized * outputs * inputs * self.width
         total.blocks[self._block(path)] += size
-        total.arrays.append(self.kept.arrays * tokens * max(shape) * self.width)
+        total.arrays.append(tokens * max(shape) * self.kept.arrays.bytes(self.width))
 
     def _of_layer(self, path: str, shape: tuple[int, int]) -> float:
         """Return the bytes of a token that are kept around a layer."""

@@ -1,5 +1,5 @@
 """The memory of a step of `train lora` against its plan: what the allocator counts, of torch on the pretend accelerator
-and of MLX on a CPU. In float32: this CPU multiplies in bfloat16 a hundred times slower."""
+and of MLX on a CPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from qwenimg.common.training.example import Example
 from qwenimg.common.training.lora import LoraRun
 from qwenimg.common.training.session import free_others, training_of
 
-folder, backend, side, bits, checkpointing = json.loads(sys.argv[1])
+folder, backend, side, bits, checkpointing, dtype = json.loads(sys.argv[1])
 stack = ExitStack()
 if backend == "mlx":
     import mlx.core as mx
@@ -69,17 +69,18 @@ class Pictures(list):
 
 
 idle, rank = now(), 16
-pipe = qwenimg.load(folder, backend=backend, precision="fp32", quantize=bits)
+precision = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
+pipe = qwenimg.load(folder, backend=backend, precision=precision, quantize=bits)
 model, row = pipe.model, training_of(pipe)[1]
 request = pipe.check("a red circle", width=side, height=side)
 latents = np.zeros((1, model.channels, side // model.scale, side // model.scale), np.float32)
 made = plan.plan(
     pipe, row, side=side, rank=rank, batch=1, checkpointing=checkpointing, caption=request.prompt,
-    dtype="float32", bits=bits,
+    dtype=dtype, bits=bits,
 )
 config = LoraConfig(
     stem=Path(stack.enter_context(TemporaryDirectory())) / "run" / "lora", steps=3, rank=rank, rate=1e-4, batch=1,
-    checkpointing=checkpointing, precision="fp32", save_every=3,
+    checkpointing=checkpointing, precision=precision, save_every=3,
 )
 run = LoraRun(config, model, row, Pictures([Example(latents=latents, request=request)]), None, lambda line: None)
 encode_texts(model, [request], run.learner.training.request)
@@ -99,23 +100,27 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("training")
 
 
+SAMPLE = ("z-image", "mlx", "8", True, "float32")
+HALF = ("z-image", "mlx", "8", True, "bfloat16")
+
+
 def cases() -> list[object]:
-    """All, one of them in the sample; a model of one stream, which is fast, in the rest."""
+    """All; one of them in the sample, and in the rest those of a model of one stream, which is fast. Many processors
+    multiply in bfloat16 a hundred times slower: one of these is in the rest."""
     made = []
-    for model, backend, bits, checkpointing in product(MODELS, ("cpu", "mlx"), BITS, (False, True)):
-        case = (model, backend, bits, checkpointing)
-        later = [] if case == ("z-image", "mlx", "8", True) else [REST if model == "z-image" else pytest.mark.slow]
-        made.append(pytest.param(*case, marks=later))
+    for case in product(MODELS, ("cpu", "mlx"), BITS, (False, True), ("float32", "bfloat16")):
+        rest = case == HALF or (case[0] == "z-image" and case[-1] == "float32")
+        made.append(pytest.param(*case, marks=[] if case == SAMPLE else [REST if rest else pytest.mark.slow]))
     return made
 
 
-@pytest.mark.parametrize(("model", "backend", "bits", "checkpointing"), cases())
+@pytest.mark.parametrize(("model", "backend", "bits", "checkpointing", "dtype"), cases())
 def test_a_step_takes_what_is_planned(
-    model: str, backend: str, bits: str | None, checkpointing: bool, written: Path
+    model: str, backend: str, bits: str | None, checkpointing: bool, dtype: str, written: Path
 ) -> None:
     if not (written / model / "model_index.json").exists():
         folders.write_folder(written / model, model, **MODELS[model])
-    asked = json.dumps([str(written / model), backend, SIDE, bits, checkpointing])
+    asked = json.dumps([str(written / model), backend, SIDE, bits, checkpointing, dtype])
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, asked], capture_output=True, text=True, check=False, env=os.environ | paths
