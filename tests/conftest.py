@@ -44,8 +44,8 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that `sample(n)` leaves out as `rest`, and with `sample(n, rest=m)` all but m of these as `slow`. The
-    test's name decides which stay, so that those of all tests together have every family, policy and backend."""
+    """Mark the cases that `sample(n)` leaves out as `rest`, and with `sample(n, rest=m)` all but m of these as `slow`.
+    The test's name decides which stay, so that those of all tests have every family, policy and backend."""
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
