@@ -296,8 +296,10 @@ def _check_names(where: Path, component: str, named: Named, manifest: Manifest, 
 
 
 def has_shape(source: Source, shape: Shape) -> bool:
-    """Return whether the source has this shape. Codes belong to a matrix, also where the weight is a 1x1 kernel."""
-    return source.shape == shape or bool(source.code and prod(shape[2:]) == 1 and source.shape == shape[:2])
+    """Return whether the source has this shape. Codes belong to a matrix, also where the weight is a 1x1 kernel, and
+    the rows of a table may be stored as one vector."""
+    as_matrix = source.code and prod(shape[2:]) == 1 and source.shape == shape[:2]
+    return source.shape == shape or bool(as_matrix) or (len(shape) == 2 and source.shape == (prod(shape),))
 
 
 def _check_shapes(named: Named, manifest: Manifest) -> None:

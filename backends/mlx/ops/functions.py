@@ -244,6 +244,12 @@ def _gated_gelu(values: Array, gate: Array) -> Array:
     return (at_least_float32(values) * gelu_erf(at_least_float32(gate))).astype(values.dtype)
 
 
+@fused
+def sigmoid_gated(x: Array, gate: Array) -> Array:
+    """Return x times the sigmoid of `gate`."""
+    return x * mx.sigmoid(gate)
+
+
 def geglu(x: Array) -> Array:
     """Return the first half of x [... 2C] times GELU of the second, [... C] (N. Shazeer, "GLU Variants Improve
     Transformer", 2020)."""

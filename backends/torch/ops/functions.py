@@ -237,6 +237,11 @@ def quick_gelu(x: Tensor) -> Tensor:
     return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
 
 
+def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """Return x times the sigmoid of `gate`. Neither is read again."""
+    return gate.sigmoid_().mul_(x) if in_place(gate) and gate.dtype == x.dtype else x * torch.sigmoid(gate)
+
+
 def geglu(x: Tensor) -> Tensor:
     """Return the first half of x [... 2C] times GELU of the second, [... C] (N. Shazeer, "GLU Variants Improve
     Transformer", 2020)."""

@@ -1,0 +1,228 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""Krea 2's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.krea2_dit`.
+
+B batch, L image tokens, S text tokens, N layers of the text encoder, H heads, D head dim, C = H * D. Attribute paths
+are keys of the manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.common.networks.denoisers import krea2_conditioning
+from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
+from qwenimg.common.runtime.engine import NumpyArray
+
+# Layers
+
+
+class TimestepEmbedding(mlx.nn.Module):
+    def __init__(self, config: Krea2Config):
+        super().__init__()
+        self.linear_1 = ops.Linear(config.timestep_embed_dim, config.dim)
+        self.linear_2 = ops.Linear(config.dim, config.dim)
+
+    def __call__(self, features: Array) -> Array:
+        """[1 channels] -> [1 C]."""
+        return self.linear_2(ops.gelu(self.linear_1(features)))
+
+
+class Attention(mlx.nn.Module):
+    """Attention with a gate over its result, without RoPE."""
+
+    def __init__(self, dim: int, head_dim: int, key_heads: int, eps: float):
+        super().__init__()
+        self.head_dim = head_dim
+        self.to_q = ops.Linear(dim, dim, bias=False)
+        self.to_k = ops.Linear(dim, head_dim * key_heads, bias=False)
+        self.to_v = ops.Linear(dim, head_dim * key_heads, bias=False)
+        self.to_gate = ops.Linear(dim, dim, bias=False)
+        self.norm_q = ops.CentredRMSNorm(head_dim, eps)
+        self.norm_k = ops.CentredRMSNorm(head_dim, eps)
+        self.to_out = [ops.Linear(dim, dim, bias=False)]
+        self.attend = ops.Attend()
+
+    def heads(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def projected(self, x: Array) -> tuple[Array, Array, Array]:
+        """Return queries, keys and values: [B L C] -> [B L H D] each, of keys and values fewer heads."""
+        v = self.attend.values(self.heads(self.to_v(x)))
+        return self.norm_q(self.heads(self.to_q(x))), self.norm_k(self.heads(self.to_k(x))), v
+
+    def gated(self, x: Array, q: Array, k: Array, v: Array) -> Array:
+        """[B L C] and heads [B L H D] -> [B L C]."""
+        return self.to_out[0](ops.sigmoid_gated(self.attend(q, k, v), self.to_gate(x)))
+
+    def __call__(self, x: Array) -> Array:
+        """[B L C] -> [B L C]."""
+        return self.gated(x, *self.projected(x))
+
+
+class RotaryAttention(Attention):
+    def __call__(self, x: Array, rope: Array) -> Array:
+        """[B L C] -> [B L C]."""
+        q, k, v = self.projected(x)
+        return self.gated(x, ops.rotate_pairs(q, rope, v.dtype), ops.rotate_pairs(k, rope, v.dtype), v)
+
+
+class FeedForward(mlx.nn.Module):
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.gate = ops.Linear(dim, hidden, bias=False)
+        self.up = ops.Linear(dim, hidden, bias=False)
+        self.down = ops.Linear(hidden, dim, bias=False)
+
+    def __call__(self, x: Array) -> Array:
+        """[B L C] -> [B L C]."""
+        return self.down(ops.swiglu(self.gate(x), self.up(x)))
+
+
+class FusionBlock(mlx.nn.Module):
+    """A block without modulation, for text alone."""
+
+    def __init__(self, config: Krea2Config):
+        super().__init__()
+        dim, eps = config.text_hidden_dim, config.norm_eps
+        self.norm1 = ops.CentredRMSNorm(dim, eps)
+        self.norm2 = ops.CentredRMSNorm(dim, eps)
+        self.attn = Attention(dim, dim // config.text_num_attention_heads, config.text_num_key_value_heads, eps)
+        self.ff = FeedForward(dim, config.text_intermediate_size)
+
+    def __call__(self, x: Array) -> Array:
+        """[B L W] -> [B L W]."""
+        dtype = self.attn.to_q.dtype
+        x = ops.add(x, self.attn(ops.stream(self.norm1(x), dtype)))
+        return ops.add(x, self.ff(ops.stream(self.norm2(x), dtype)))
+
+
+class TextFusion(mlx.nn.Module):
+    def __init__(self, config: Krea2Config, stream: mx.Dtype):
+        super().__init__()
+        self.shape, self.stream = (config.num_text_layers, config.text_hidden_dim), stream
+        layerwise, refiners = range(config.num_layerwise_text_blocks), range(config.num_refiner_text_blocks)
+        self.layerwise_blocks = [FusionBlock(config) for _ in layerwise]
+        self.projector = ops.Linear(config.num_text_layers, 1, bias=False)
+        self.refiner_blocks = [FusionBlock(config) for _ in refiners]
+
+    def __call__(self, text: Array) -> Array:
+        """Make text [1 S W] of states [1 S N*W]: the layers of a token are a sequence first, then are summed up."""
+        S = text.shape[1]
+        x = ops.stream(text.reshape(S, *self.shape), self.stream)
+        for block in self.layerwise_blocks:
+            x = block(x)
+        x = ops.stream(self.projector(x.swapaxes(1, 2)).reshape(1, S, -1), self.stream)
+        for block in self.refiner_blocks:
+            x = block(x)
+        return x
+
+
+class TextProjection(mlx.nn.Module):
+    def __init__(self, config: Krea2Config):
+        super().__init__()
+        self.norm = ops.CentredRMSNorm(config.text_hidden_dim, config.norm_eps)
+        self.linear_1 = ops.Linear(config.text_hidden_dim, config.dim)
+        self.linear_2 = ops.Linear(config.dim, config.dim)
+
+    def __call__(self, text: Array) -> Array:
+        """[1 S W] -> [1 S C]."""
+        return self.linear_2(ops.gelu(self.linear_1(self.norm(text))))
+
+
+class TransformerBlock(mlx.nn.Module):
+    def __init__(self, config: Krea2Config):
+        super().__init__()
+        dim, eps = config.dim, config.norm_eps
+        self.scale_shift_table = ops.Embedding(6, dim)
+        self.norm1 = ops.CentredRMSNorm(dim, eps)
+        self.norm2 = ops.CentredRMSNorm(dim, eps)
+        self.attn = RotaryAttention(dim, config.attention_head_dim, config.num_key_value_heads, eps)
+        self.ff = FeedForward(dim, config.intermediate_size)
+
+    def __call__(self, x: Array, mod: Array, rope: Array) -> Array:
+        """Run the block on x [B S+L C], with mod [1 6C]."""
+        mod = ops.add(mod, self.scale_shift_table.weight.reshape(1, -1))
+        scale1, shift1, gate1, scale2, shift2, gate2 = ops.chunks(mod, 6, None)
+        dtype = self.attn.to_q.dtype
+        x = ops.gated(x, gate1, self.attn(ops.modulated(self.norm1(x), shift1, scale1, dtype), rope))
+        return ops.gated(x, gate2, self.ff(ops.modulated(self.norm2(x), shift2, scale2, dtype)))
+
+
+class FinalLayer(mlx.nn.Module):
+    def __init__(self, config: Krea2Config):
+        super().__init__()
+        self.scale_shift_table = ops.Embedding(2, config.dim)
+        self.norm = ops.CentredRMSNorm(config.dim, config.norm_eps)
+        self.linear = ops.Linear(config.dim, config.in_channels)
+
+    def __call__(self, x: Array, temb: Array) -> Array:
+        """[B L C] -> [B L in], for the embedding of the time [1 C]."""
+        mod = ops.add(self.scale_shift_table.weight, temb).reshape(1, -1)
+        scale, shift = ops.chunks(mod, 2, None)
+        return self.linear(ops.modulated(self.norm(x), shift, scale, self.linear.dtype))
+
+
+# Model
+
+
+class Krea2Transformer(mlx.nn.Module):
+    def __init__(self, config: Krea2Config, stream: mx.Dtype):
+        super().__init__()
+        self.stream = stream
+        self.img_in = ops.Linear(config.in_channels, config.dim)
+        self.time_embed = TimestepEmbedding(config)
+        self.time_mod_proj = ops.Linear(config.dim, 6 * config.dim)
+        self.text_fusion = TextFusion(config, stream)
+        self.txt_in = TextProjection(config)
+        self.transformer_blocks = [TransformerBlock(config) for _ in range(config.num_layers)]
+        self.final_layer = FinalLayer(config)
+
+    def text(self, states: Array) -> Array:
+        """Return the start of the text's part of the stream, [1 S C], for text states [1 S N*W]; the same in every
+        step."""
+        return ops.stream(self.txt_in(self.text_fusion(states)), self.stream)
+
+    def __call__(self, latents: Array, features: Array, txt: Array, rope: Array) -> Array:
+        """Predict the velocity [1 L in] for packed latents [1 L in] and the sinusoid [1 channels] of the time.
+
+        txt [1 S C]: the start of the text's part of the stream; rope: tables [S+L 1 D/2 2].
+        """
+        temb = self.time_embed(features)
+        mod = self.time_mod_proj(ops.gelu(temb))
+        x = ops.joined(txt, ops.stream(self.img_in(latents), self.stream), self.stream)
+        for block in self.transformer_blocks:
+            x = ops.async_eval(block(x, mod, rope))
+        return self.final_layer(x[:, txt.shape[1] :], temb)
+
+
+# Runner
+
+
+@dataclass(frozen=True)
+class Condition:
+    txt: Array
+    rope: Array
+
+
+class Runner(LoadedNetwork[Krea2Config, Krea2Transformer]):
+    network, role = Krea2Transformer, "transformer"
+
+    @ops.computes
+    def condition(self, text: Array, grid: tuple[int, int]) -> Condition:
+        """Prepare text states [1 S N*W] for an image of `grid` rows and columns of tokens."""
+        tables = krea2_conditioning.table(self.config, grid, text.shape[1])
+        rope = ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in tables))
+        return Condition(txt=ops.eval(self.model.text(text)), rope=rope)
+
+    @ops.computes
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict the velocity [1 L in] in float32 for packed latents x [1 L in] and the sinusoid of the time."""
+        features = ops.table(step, self.table_dtype)
+        return ops.at_least_float32(self.model(x, features, condition.txt, condition.rope))
