@@ -18,7 +18,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import clip_names, language_names, qwen, t5_names
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import flux2_vae_names, kl_vae, kl_vae_names, tiny_vae_names
+from qwenimg.common.networks.vaes import flux2_vae_names, kl_vae, kl_vae_names, qwen_vae, tiny_vae_names
 from qwenimg.common.parts import known_configs, tiny_vae, vae_files
 from qwenimg.common.parts.components import renaming
 from qwenimg.common.parts.open_file import open_part
@@ -290,6 +290,9 @@ MISTRAL_SMALL_3 = _mistral(
     like=lambda: known_configs.read("flux2-dev", "text_encoder", language_names.MISTRAL_SMALL_3.network),
 )
 FLUX_2_VAE = PartFile(option="vae", title="FLUX.2's VAE", use="-m MODEL --vae FILE", layouts=flux2_vae_names.LAYOUTS)
+QWEN_VAE = PartFile(
+    option="vae", title="Qwen-Image's VAE", network=qwen_vae.NETWORK, is_in=vae_files.is_qwen_vae, is_described=False
+)
 T5 = PartFile(option="text_encoder", title="T5, a text encoder", use=_TEXT, layouts=t5_names.LAYOUTS, is_alone=True)
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.safe_files import closed_on_error
-from qwenimg.common.formats.stored import Stored
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.layout import Layouts
+from qwenimg.common.networks.vaes import qwen21_vae, qwen_vae
 from qwenimg.common.networks.vaes.kl_vae_names import DIFFUSERS_SIGN, SIGN
 from qwenimg.common.parts import tiny_vae
-from qwenimg.common.parts.components import config_at
+from qwenimg.common.parts.components import config_at, renaming
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.part_names import VAES
@@ -25,6 +27,17 @@ def latent_channels(tensors: Mapping[str, Stored]) -> int | None:
         return None
     first = tensors.get(f"{prefix}decoder.conv_in.weight")
     return first.shape[1] if first is not None and len(first.shape) == 4 else None
+
+
+def is_qwen_vae(header: Header) -> bool:
+    """Return whether a file has Qwen-Image's VAE: its norms or kernels have names of its own. mflux's names of norms
+    are those of other VAEs too."""
+    rename = renaming(qwen_vae.NETWORK, qwen_vae.NETWORK.config())
+    if gguf.architecture(header) or not any(rename(key) == qwen_vae.SIGN for key in header.tensors):
+        return False
+    if any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors):
+        return False
+    return any(key.endswith(".gamma") or qwen_vae.NETWORK.channels_last in key for key in header.tensors)
 
 
 def open_vae(layouts: Layouts, path: Path, own: Any) -> Component:

@@ -11,12 +11,11 @@ from qwenimg.common.families.description import Description, listed, summary, we
 from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.families.qwen_image.checkpoint import LAYOUTS, NETWORKS, is_tower
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVariant, published_config
-from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import qwen21_vae, qwen_vae
-from qwenimg.common.parts import merged_file
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.parts import merged_file, vae_files
 from qwenimg.common.parts.components import renaming
 from qwenimg.common.weights.keys import named_weights
 
@@ -24,7 +23,7 @@ from qwenimg.common.weights.keys import named_weights
 _SIGNS = {
     "transformer": ("transformer_blocks.0.img_mod.1.weight", "img_in.weight"),
     "text_encoder": ("layers.0.self_attn.k_proj.bias", "norm.weight"),
-    "vae": ("decoder.mid_block.resnets.0.norm1.gamma", "decoder.conv_in.weight"),
+    "vae": (qwen_vae.SIGN, "decoder.conv_in.weight"),
 }
 
 
@@ -38,7 +37,11 @@ class QwenPart:
         """Return whether a file has the part, by GGUF's architecture or by the names of its tensors."""
         if self.option == "text_encoder" and is_tower(header):
             return True
-        return LAYOUTS[self.option].find_in(header) is not None if self.option in LAYOUTS else _is_own_vae(header)
+        return (
+            LAYOUTS[self.option].find_in(header) is not None
+            if self.option in LAYOUTS
+            else vae_files.is_qwen_vae(header)
+        )
 
     def opens(self, header: Header) -> bool:
         return False
@@ -54,17 +57,6 @@ def is_model(header: Header) -> bool:
     """Return whether a file with this header has the transformer and another part of the model."""
     known = LAYOUTS["transformer"].find_in(header) is not None
     return known and header.format != "GGUF" and bool(merged_file.parts_of(header))
-
-
-def _is_own_vae(header: Header) -> bool:
-    """Return whether a file has Qwen-Image's VAE: its norms or kernels have names of its own. mflux's names of norms
-    are those of other VAEs too."""
-    rename = renaming(qwen_vae.NETWORK, qwen_vae.NETWORK.config())
-    if gguf.architecture(header) or not any(rename(key) == _SIGNS["vae"][0] for key in header.tensors):
-        return False
-    if any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors):
-        return False
-    return any(key.endswith(".gamma") or qwen_vae.NETWORK.channels_last in key for key in header.tensors)
 
 
 def _describe(part: str, header: Header) -> Description | None:

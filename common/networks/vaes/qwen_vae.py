@@ -26,6 +26,7 @@ from qwenimg.common.weights.plan import ParamUse, ParamUses
 
 CLASS_NAME = "AutoencoderKLQwenImage"
 IGNORED_CONFIG = frozenset({"dropout"})
+SIGN = "decoder.mid_block.resnets.0.norm1.gamma"
 
 _MEAN: tuple[float, ...] = (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508)
 _MEAN += (0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921)
