@@ -279,6 +279,15 @@ def tiny_ernie(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_krea2(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Krea 2 folders, of Raw and of Turbo, written by diffusers; see `tiny_krea2`."""
+    from support.tiny_krea2 import write_tiny_krea2
+
+    kinds = {"krea2": False, "krea2-turbo": True}
+    return {name: written(shared_folder / f"tiny-{name}", write_tiny_krea2, turbo=t) for name, t in kinds.items()}
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
@@ -291,6 +300,7 @@ def tiny(
     tiny_longcat: dict[str, Path],
     tiny_chroma: Path,
     tiny_ernie: dict[str, Path],
+    tiny_krea2: dict[str, Path],
     tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
 ) -> dict[str, Path]:
@@ -305,6 +315,7 @@ def tiny(
         | tiny_flux3
         | tiny_longcat
         | tiny_ernie
+        | tiny_krea2
         | folders
     )
 

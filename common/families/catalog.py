@@ -18,6 +18,7 @@ from qwenimg.common.families.flux2 import known as flux2
 from qwenimg.common.families.flux2 import known_dev as flux2_dev
 from qwenimg.common.families.flux3 import known as flux3
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.families.krea2 import known as krea2
 from qwenimg.common.families.longcat import known as longcat
 from qwenimg.common.families.qwen_image import known as qwen_image
 from qwenimg.common.families.qwen_image_21 import known as qwen_image_21
@@ -29,7 +30,7 @@ from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, TINY_VA
 # What each `known.py` has is taken from here: KNOWN, and where it has them SMALL_FILES, CONTROLS, ADAPTERS, REFUSED.
 _FAMILIES = (
     *(qwen_image, qwen_image_21, z_image, flux2, flux2_dev, flux3, flux),
-    *(stable_diffusion, sd3, longcat, chroma, ernie),
+    *(stable_diffusion, sd3, longcat, chroma, ernie, krea2),
 )
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {

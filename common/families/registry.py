@@ -23,6 +23,7 @@ from qwenimg.common.families.flux2.family import DEV as FLUX_2_DEV
 from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
 from qwenimg.common.families.flux3.family import FAMILY as FLUX_3
 from qwenimg.common.families.known_model import KnownModel, ModelPath
+from qwenimg.common.families.krea2.family import FAMILY as KREA_2
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.longcat.family import FAMILY as LONGCAT
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
@@ -53,6 +54,7 @@ FAMILIES: tuple[Family, ...] = (
     LONGCAT,
     CHROMA,
     ERNIE,
+    KREA_2,
 )
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
 _KNOWN = "`qwenimg models` lists what is known"

@@ -38,6 +38,7 @@ KINDS = {
     "longcat-edit": "longcat",
     "chroma": "chroma",
     "ernie": "ernie",
+    "krea2": "krea2",
     "toy": "toy",
 }
 FIRST = {family: kind for kind, family in reversed(KINDS.items()) if family != "toy"}

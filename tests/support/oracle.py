@@ -30,7 +30,8 @@ def pipeline(folder: Path, dtype: torch.dtype = torch.float32):
 
 def compute_frequencies(text_encoder: Any) -> None:
     """Compute RoPE's frequencies of a language model and of its vision tower again."""
-    language, vision = text_encoder.model.language_model.rotary_emb, text_encoder.model.visual.rotary_pos_emb
+    model = getattr(text_encoder, "model", text_encoder)  # Krea 2's has no head
+    language, vision = model.language_model.rotary_emb, model.visual.rotary_pos_emb
     language.inv_freq.copy_(language.compute_default_rope_parameters(language.config)[0])
     vision.inv_freq.copy_(vision.compute_axial_rope_parameters(vision.config)[0])
 

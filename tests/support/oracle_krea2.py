@@ -3,7 +3,6 @@
 - The sinusoid of a time is in float32 there, whose angles of up to 1000 radians are worth more than all else: it is
   made in float64 here.
 - RoPE's frequencies of the text encoder, as in `oracle`.
-- Its scale of guidance counts from the prompt's prediction: 0 is none, and the scale here is one more.
 - Every prompt is filled up to 512 tokens there, with pads in front of the template's end that nothing attends to.
 """
 
@@ -50,8 +49,7 @@ def generate(
     guidance: float,
     negative_prompt: str = "",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64, for noise [1, C, h, w].
-    guidance: as here."""
+    """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64, for noise [1, C, h, w]."""
     pipe, (height, width) = pipeline(folder), latents.shape[2:]
     asked: dict[str, Any] = {
         "prompt": prompt,
@@ -59,7 +57,7 @@ def generate(
         "width": width * 8,
         "height": height * 8,
         "num_inference_steps": steps,
-        "guidance_scale": guidance - 1,
+        "guidance_scale": guidance,
         "latents": pipe._pack_latents(torch.from_numpy(latents), 1, latents.shape[1], height, width),
     }
     packed = pipe(**asked, output_type="latent").images
