@@ -38,6 +38,7 @@ from support.tiny_flux import write_tiny_flux
 from support.tiny_flux2 import write_tiny_flux2
 from support.tiny_flux2_dev import write_tiny_flux2_dev
 from support.tiny_flux3 import write_tiny_flux3
+from support.tiny_krea2 import write_tiny_krea2
 from support.tiny_longcat import write_tiny_longcat
 from support.tiny_model import write_tiny_model
 from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
@@ -91,6 +92,7 @@ WRITERS = {
     "sd3": write_tiny_sd3,
     "chroma": write_tiny_chroma,
     "ernie": write_tiny_ernie,
+    "krea2": write_tiny_krea2,
     "longcat": partial(write_tiny_longcat, kind="text"),
     "longcat-edit": partial(write_tiny_longcat, kind="edit"),
     "z-image": write_tiny_zimage,

@@ -27,6 +27,7 @@ from support.tiny_ernie import write_tiny_ernie
 from support.tiny_flux import write_tiny_flux
 from support.tiny_flux2 import write_tiny_flux2
 from support.tiny_flux3 import write_tiny_flux3
+from support.tiny_krea2 import write_tiny_krea2
 from support.tiny_layered import write_tiny_layered
 from support.tiny_longcat import write_tiny_longcat
 from support.tiny_model import write_tiny_model
@@ -44,6 +45,7 @@ TITLES = {
     "qwen": "Qwen-Image", "sd": "SDXL", "z-image": "Z-Image", "sd3": "Stable Diffusion 3", "flux": "FLUX.1",
     "flux2": "FLUX.2 klein", "flux3": "FLUX.3 Image Klein", "qwen-edit": "Qwen-Image-Edit",
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
+    "krea2": "Krea 2",
     "qwen21": "Qwen-Image-2.1",
     "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
@@ -59,6 +61,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "flux3-klein": lambda folder: write_tiny_flux3(folder, distilled=True),
     "chroma": write_tiny_chroma,
     "ernie": write_tiny_ernie,
+    "krea2": write_tiny_krea2,
     "longcat": lambda folder: write_tiny_longcat(folder, "text"),
     "longcat-edit": lambda folder: write_tiny_longcat(folder, "edit"),
     "qwen": write_tiny_model,

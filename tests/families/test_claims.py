@@ -25,6 +25,7 @@ from qwenimg.common.networks.denoisers import (
     flux2_names,
     flux3_names,
     flux_names,
+    krea2_dit,
     longcat_dit,
     qwen21_names,
     zimage_names,
@@ -41,10 +42,11 @@ AUTHORS = {
     "longcat": lambda name: flux_names.place(longcat_dit.rename(name)),
     "z-image": zimage_names.place,
     "qwen-image-2.1": qwen21_names.place,
+    "krea2": lambda name: Place(krea2_dit.authors_name(name)),
 }
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",),
         "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",),
-        "chroma": ("flux",)}  # fmt: skip
+        "chroma": ("flux",), "krea2": ("krea2",)}  # fmt: skip
 """The architectures that programs write for each family's transformer."""
 SHARED = {
     "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
@@ -59,11 +61,12 @@ SHARED = {
     "sd15 vae": {"stable-diffusion"},
     "flux2-klein-4b vae": {"flux2", "flux2-dev", "flux3", "ernie"},
     "flux3-klein vae": {"flux2", "flux2-dev", "flux3", "ernie"},
-    "flux3-klein text_encoder": {"qwen-image-2.1", "flux3"},  # Qwen3-VL
+    "flux3-klein text_encoder": {"qwen-image-2.1", "flux3", "krea2"},  # Qwen3-VL
     "flux2-dev text_encoder": {"flux2-dev"},  # Mistral's, of different widths
     "ernie-image-turbo text_encoder": {"ernie"},
+    "qwen-image vae": {"qwen-image", "krea2"},
     "qwen-image-edit-2511 text_encoder": {"qwen-image", "longcat"},
-    "qwen-image-2.1 text_encoder": {"qwen-image-2.1", "flux3"},
+    "qwen-image-2.1 text_encoder": {"qwen-image-2.1", "flux3", "krea2"},
     "qwen-image-2.1 vae": {"qwen-image-2.1"},
 }
 
@@ -153,6 +156,7 @@ TITLES = {
     "flux-dev": "Flux.1",
     "chroma1-hd": "Chroma",
     "ernie-image": "ERNIE-Image",
+    "krea-2-raw": "Krea 2",
     "longcat-image": "Flux.1 or LongCat-Image",  # by the names in the first blocks
     "sd3.5-large": "Stable Diffusion 3",
     "sd15": "Stable Diffusion 1.x",

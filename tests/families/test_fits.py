@@ -55,6 +55,7 @@ WIDTHS = {
     "flux-dev": "text_encoder.hidden_size text_encoder_2.d_model transformer.out_features vae.latent_channels",
     "chroma1-hd": "transformer.joint_attention_dim text_encoder.d_model transformer.in_channels vae.latent_channels",
     "ernie-image": "transformer.text_in_dim text_encoder.state_size vae.patch_channels",
+    "krea-2-raw": "text_encoder.state_size transformer.in_channels vae.z_dim",
     "longcat-image": "transformer.joint_attention_dim text_encoder.hidden_size transformer.in_channels "
     "vae.latent_channels",
     "sd3-medium": "text_encoder_2.projection_dim text_encoder_3.hidden_size transformer.out_channels",

@@ -48,6 +48,13 @@ def gated(word: str, known: Any, model: Any, folder: Path) -> None:
     assert model.defaults() == replace(model.family.defaults(model.checkpoint), width=1024, height=1024)
 
 
+def krea2(known: Any, model: Any, folder: Path) -> None:
+    levels, turbo = model.checkpoint.scheduler, known.name == "krea-2-turbo"
+    assert known.gated and model.checkpoint.distilled is turbo and "revenue" in known.license
+    assert (levels.base_shift, levels.max_shift, levels.max_image_seq_len) == (1.15 if turbo else 0.5, 1.15, 6400)
+    assert model.checkpoint["transformer"].plan.parameters == 12_820_073_036
+
+
 def edits(kind: variants.QwenVariant, known: Any, model: Any, folder: Path) -> None:
     assert model.checkpoint.variant == kind.name
     assert model.checkpoint["transformer"].config.zero_cond_t is kind.zero_cond_t
@@ -83,6 +90,8 @@ KNOWN: dict[str, Row] = {
     "flux3-klein-base": ("flux3", "non-commercial", 50, 4.0, partial(repo, "flux-3-image-klein-base")),
     "ernie-image": ("ernie", "Apache-2.0", 50, 4.0, partial(shift, 4.0)),
     "ernie-image-turbo": ("ernie", "Apache-2.0", 8, 1.0, partial(shift, 4.0)),
+    "krea-2-turbo": ("krea2", "revenue limit", 8, 0.0, krea2),
+    "krea-2-raw": ("krea2", "revenue limit", 52, 3.5, krea2),
     "flux-kontext": ("flux", "Non-Commercial", 28, 2.5, partial(gated, "edits")),
     "flux-fill": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "masked")),
     "flux-canny": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "edges")),
@@ -116,6 +125,7 @@ SPELLINGS = {
     "FLUX.2-klein-4B": "flux2-klein-4b", "black-forest-labs/flux.2-klein-base-9b": "flux2-klein-base-9b",
     "flux-3-image-klein": "flux3-klein", "black-forest-labs/FLUX-3-image-klein-base": "flux3-klein-base",
     "baidu/ERNIE-Image-Turbo": "ernie-image-turbo", "ERNIE-Image": "ernie-image",
+    "krea/krea-2-turbo": "krea-2-turbo", "Krea-2": "krea-2-turbo", "krea2-raw": "krea-2-raw",
     "black-forest-labs/FLUX.2-dev": "flux2-dev", "flux.2-dev": "flux2-dev",
     "flux2-klein": "flux2-klein-4b", "flux.1-fill-dev": "flux-fill",
     "black-forest-labs/FLUX.1-Canny-dev": "flux-canny", "FLUX.1-Depth-dev": "flux-depth",

@@ -23,6 +23,7 @@ from support import (
     tiny_flux,
     tiny_flux2,
     tiny_flux3,
+    tiny_krea2,
     tiny_longcat,
     tiny_qwen21,
     tiny_sd3,
@@ -40,6 +41,8 @@ from qwenimg.common.networks.denoisers import (
     flux2_names,
     flux3_names,
     flux_names,
+    krea2_dit,
+    krea2_names,
     longcat_dit,
     longcat_names,
     qwen21_names,
@@ -53,6 +56,7 @@ from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
@@ -131,6 +135,14 @@ ERNIE = Network(
     names=ernie_names,
     like=ErnieConfig(hidden_size=96, num_attention_heads=3, rope_axes_dim=(8, 12, 12), text_in_dim=64),
     coded=("layers.",),
+)
+
+
+KREA2 = Network(
+    names=krea2_names,
+    like=Krea2Config(attention_head_dim=32, axes_dims_rope=(8, 12, 12)),
+    converter="convert_krea2_transformer_checkpoint_to_diffusers",
+    ours=krea2_dit.rename,
 )
 
 
@@ -220,6 +232,17 @@ ERNIE_WIDE: dict[str, Any] = {
     "hidden_size": 96, "ffn_hidden_size": 128, "text_in_dim": 64, "rope_axes_dim": (8, 12, 12),
 }  # fmt: skip
 
+KREA2_WIDE: dict[str, Any] = {
+    "attention_head_dim": 32, "axes_dims_rope": (8, 12, 12), "intermediate_size": 128, "text_hidden_dim": 96,
+    "text_intermediate_size": 64,
+}  # fmt: skip
+
+
+def krea2(file: Callable[[Any], Tensors]) -> Case:
+    model = cache(partial(tiny_krea2.tiny_dit, **KREA2_WIDE))
+    return Case(KREA2, model, file, lambda model: Krea2Config(**(tiny_krea2.DIT | KREA2_WIDE)))
+
+
 CASES = {
     "flux-dev": flux(),
     "flux-schnell": flux(guidance_embeds=False),
@@ -234,6 +257,8 @@ CASES = {
         state_dict,
         lambda model: ErnieConfig(**(tiny_ernie.DIT | ERNIE_WIDE)),
     ),
+    "krea2": krea2(tiny_krea2.transformer_file),
+    "krea2, diffusers' names": krea2(state_dict),
     "flux3": flux3(flow_map=True),
     "flux3-base": flux3(flow_map=False),
     "z-image": z_image(tiny_zimage.transformer_file),
@@ -306,7 +331,7 @@ def saved(path: Path, tensors: Tensors) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["flux-dev", "flux-schnell", "chroma", "flux2", "flux2-dev", "flux3", "z-image", "qwen21, fused"]
+    ["flux-dev", "flux-schnell", "chroma", "flux2", "flux2-dev", "flux3", "z-image", "qwen21, fused", "krea2"]
     + [f"sd3-{kind}" for kind in tiny_sd3.KINDS],
 )
 def test_the_reference_reads_the_file(name: str) -> None:
@@ -350,6 +375,7 @@ ARCHITECTURES = (
     ("flux3", "flux3"), ("flux3-base", "flux"), ("longcat", "flux"), ("chroma", "flux"),
     ("flux2-dev", "flux"),
     ("ernie", "ernie_image"),
+    ("krea2", "krea2"),
 )  # fmt: skip
 TYPES = [(*row, type) for row in ARCHITECTURES for type in ("F16", "Q8_0")]
 TYPES += [(*row, type) for row in ARCHITECTURES[3:5] for type in ("BF16", "Q4_0")]
@@ -372,7 +398,7 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "name", ["flux-dev", "longcat", "chroma", "ernie", "flux2", "flux3", "z-image", "qwen21, fused"]
+    "name", ["flux-dev", "longcat", "chroma", "ernie", "flux2", "flux3", "krea2", "z-image", "qwen21, fused"]
 )
 @pytest.mark.sample(5)
 def test_comfyui_in_8_bits(tmp_path: Path, name: str, layout: str) -> None:

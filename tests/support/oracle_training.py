@@ -34,6 +34,7 @@ from support import (
     oracle_flux,
     oracle_flux2,
     oracle_flux3,
+    oracle_krea2,
     oracle_longcat,
     oracle_qwen21,
     oracle_sd,
@@ -135,6 +136,10 @@ def _kinds() -> dict[str, Kind]:
         "ernie": Kind(
             oracle_ernie.pipeline, "transformer", torch.from_numpy, lambda s: 1000 * s, flow,
             options={"guidance_scale": 1.0},
+        ),
+        "krea2": Kind(
+            oracle_krea2.pipeline, "transformer", pack, lambda s: s, flow,
+            options={"guidance_scale": 0.0}, last=True,
         ),
         "sd15": Kind(
             _unet("StableDiffusionPipeline"), "unet", torch.from_numpy, _trained_time, levels,

@@ -28,6 +28,7 @@ from support import (
     tiny_flux3,
     tiny_flux_control,
     tiny_ip_adapter,
+    tiny_krea2,
     tiny_layered,
     tiny_longcat,
     tiny_model,
@@ -392,6 +393,30 @@ def _ernie(sizes: Sizes) -> Parts:
     }
 
 
+def _krea2(sizes: Sizes) -> Parts:
+    text = _language(sizes) | {"num_hidden_layers": tiny_krea2.LAYERS}
+    sections, heads = [sizes.whole(2, 6) for _ in range(3)], sizes.whole(1, 3)
+    rope = tiny_qwen21.TEXT["rope_parameters"] | {"mrope_section": sections}
+    text |= {"head_dim": 2 * sum(sections), "rope_parameters": rope, "hidden_size": heads * sizes.whole(8, 48, of=2)}
+    shared = sizes.whole(1, 3)
+    fields = _denoiser(sizes) | {
+        "num_attention_heads": shared * sizes.whole(1, 3),
+        "num_key_value_heads": shared,
+        "intermediate_size": sizes.whole(16, 240),
+        "timestep_embed_dim": sizes.whole(16, 256, of=2),
+        "text_hidden_dim": text["hidden_size"],
+        "text_num_attention_heads": heads,
+        "text_num_key_value_heads": heads,
+        "text_intermediate_size": sizes.whole(16, 120),
+    }
+    vision = _tower(sizes, sizes.whole(1, 3), text["hidden_size"])
+    return {
+        "text_encoder": tiny_krea2.tiny_text_encoder(sizes.next_seed(), text, vision),
+        "transformer": tiny_krea2.tiny_dit(sizes.next_seed(), **fields),
+        "vae": _qwen_vae(sizes),
+    }
+
+
 def _sd3(sizes: Sizes) -> Parts:
     from support.spiece_files import hugging_face, trained
 
@@ -563,6 +588,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "flux2-dev": (tiny_flux2_dev.write_tiny_flux2_dev, _flux2_dev),
     "flux3": (partial(tiny_flux3.write_tiny_flux3, distilled=True, tokenizer="tokenizer"), _flux3),
     "ernie": (tiny_ernie.write_tiny_ernie, _ernie),
+    "krea2": (tiny_krea2.write_tiny_krea2, _krea2),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),
     "z-image-controlled": (tiny_zimage.write_tiny_zimage, _zimage),

@@ -4,6 +4,7 @@ one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,9 @@ def tiny_dit(seed: int = 1, *, loud: bool = True, **changes: object) -> Any:
     return (louder(model) if loud else model).eval()
 
 
-def tiny_text_encoder(seed: int = 3) -> Any:
+def tiny_text_encoder(seed: int = 3, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}) -> Any:
     """Qwen3-VL without its head."""
-    return tiny_seeing_encoder(seed, {"num_hidden_layers": LAYERS}).model
+    return tiny_seeing_encoder(seed, {"num_hidden_layers": LAYERS, **text}, vision).model
 
 
 def transformer_file(model: Any) -> dict[str, torch.Tensor]:

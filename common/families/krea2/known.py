@@ -8,7 +8,7 @@ from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.parts.downloads import ConfigDownload
 
 LICENSE = "Krea 2 Community (revenue limit)"
-_krea2 = partial(KnownModel, family="krea2", license=LICENSE, gated=True, bytes=35_400_000_000, memory=27_300_000_000)
+_krea2 = partial(KnownModel, family="krea2", license=LICENSE, gated=True, bytes=35_400_000_000, memory=27_400_000_000)
 TURBO = _krea2(
     name="krea-2-turbo",
     repo="krea/Krea-2-Turbo",
@@ -23,7 +23,7 @@ RAW = _krea2(
     name="krea-2-raw",
     repo="krea/Krea-2-Raw",
     title="Krea 2 Raw, 12.8B",
-    purpose="the model that krea-2-turbo is distilled from, to train LoRAs on; the same licence",
+    purpose="the model that krea-2-turbo is distilled from, to train LoRAs on; the same license",
     steps=52,
     guidance=3.5,
     aliases=("krea2-raw",),
