@@ -51,6 +51,7 @@ QUICK = {
     "flux": {"fp32": ("guidance_not_read", "text_numbered", "linear1_feed_forward_first", "mask_columns_first")},
     "chroma": {"fp32": ("vectors_one_off", "padding_seen_by_t5", "numbers_not_times_1000")},
     "longcat": {"fp32": ("quotes_as_words", "pads_see_pads", "guidance_of_one_vector", "pads_behind_the_text")},
+    "krea2": {"fp32": ("no_gate_of_attention", "layers_back_to_front", "text_numbered")},
     "ernie": {"fp32": ("rope_a_rotation", "silu_in_the_head", "image_before_the_text")},
     "flux2": {"fp32": ("taps_the_last_three", "mu_of_pixels", "batch_eps_of_others")},
     "flux3": {"fp32": ("text_modulated_as_references", "references_in_one_place", "references_in_frames")},

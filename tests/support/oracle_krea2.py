@@ -14,21 +14,32 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.models.transformers.transformer_krea2 import Krea2RMSNorm, Krea2TimestepEmbedding
 
 from qwenimg.common.numbers.timesteps import timestep_features
 from support import oracle, peer
 
 
-def exact(transformer: Any) -> Any:
-    """With sinusoids from float64."""
-    embed, channels = transformer.time_embed, transformer.config.timestep_embed_dim
-
-    def forward(timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        rows = [torch.from_numpy(timestep_features(1000 * float(time), channels)) for time in timestep]
+class ExactTime(Krea2TimestepEmbedding):
+    def forward(self, timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        rows = [torch.from_numpy(timestep_features(1000 * float(time), self.embed_dim)) for time in timestep]
         row = torch.stack(rows)[:, None].to(dtype)
-        return embed.linear_2(torch.nn.functional.gelu(embed.linear_1(row), approximate="tanh"))
+        return self.linear_2(torch.nn.functional.gelu(self.linear_1(row), approximate="tanh"))
 
-    embed.forward = forward
+
+class ExactNorm(Krea2RMSNorm):
+    """In the dtype of its input: a model in float64 stays there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, (self.dim,), weight=self.weight + 1.0, eps=self.eps)
+
+
+def exact(transformer: Any) -> Any:
+    """With sinusoids from float64, and norms that are in float64 if the model is."""
+    transformer.time_embed.__class__ = ExactTime
+    for module in transformer.modules():
+        if isinstance(module, Krea2RMSNorm):
+            module.__class__ = ExactNorm
     return transformer
 
 

@@ -57,8 +57,10 @@ def tiny_dit(seed: int = 1, *, loud: bool = True, **changes: object) -> Any:
 
 
 def tiny_text_encoder(seed: int = 3, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}) -> Any:
-    """Qwen3-VL without its head."""
-    return tiny_seeing_encoder(seed, {"num_hidden_layers": LAYERS, **text}, vision).model
+    """Qwen3-VL without a head of its own, as the one of 4 B has none."""
+    model = tiny_seeing_encoder(seed, {"num_hidden_layers": LAYERS, **text}, vision).model
+    model.config.tie_word_embeddings = True
+    return model
 
 
 def transformer_file(model: Any) -> dict[str, torch.Tensor]:

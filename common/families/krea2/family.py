@@ -97,5 +97,7 @@ FAMILY = Family(
     tiny_vae=lambda checkpoint: "taew2_1",
     described=_described,
     small_files=lambda checkpoint: known_configs.small_files(_like(checkpoint).name),
-    training=TrainingRow(layers=re.compile(r"transformer_blocks\.\d+\.(?:attn|ff)\..+"), refusal=_not_trained),
+    training=TrainingRow(
+        layers=re.compile(r"transformer_blocks\.\d+\.(?:attn|ff)\..+"), guidance=0.0, refusal=_not_trained
+    ),
 )

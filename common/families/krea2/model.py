@@ -34,7 +34,7 @@ from qwenimg.common.runtime.stages import Stage
 PATCH = 2  # latents a side of a token
 
 
-def _from_prompt(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+def from_prompt(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
     """Apply guidance from the prompt's prediction on, as the model's card counts it: a scale of 0 is none."""
     conditional, unconditional = predictions
     return conditional + request.guidance * (conditional - unconditional)
@@ -56,7 +56,7 @@ class Krea2(FlowModel):
             halves = VAEHalves(residents, part, part.config.base_dim, statistics)
         super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, TEMPLATE), halves)
         self.channels = self.config.in_channels // PATCH**2
-        self.guidance = Guidance(formula=_from_prompt, off=inf if checkpoint.distilled else 0.0)
+        self.guidance = Guidance(formula=from_prompt, off=inf if checkpoint.distilled else 0.0)
 
     @property
     def heads(self) -> int:
