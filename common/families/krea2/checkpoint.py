@@ -13,11 +13,12 @@ from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.krea2.known import SMALL_FILES, TURBO, of_name
-from qwenimg.common.families.opening import Opening, Source
+from qwenimg.common.families.opening import Given, Opening, Source
 from qwenimg.common.networks.denoisers import krea2_dit, krea2_names
 from qwenimg.common.networks.encoders import language_names, qwen
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.parts import mflux
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 TAPS = (2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35)
@@ -57,6 +58,11 @@ def known_of(source: Source) -> KnownModel:
     return of_name(display_name(source.given.get("transformer", source.path)))
 
 
+def _given(source: Source) -> Given:
+    own = {} if source.in_one_file or not mflux.in_root(source.path) else {"transformer": source.path}
+    return own | dict(source.options.parts)
+
+
 def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
     by_index = source.has_index and "transformer" not in source.given
     return distilled(checkpoint, is_distilled(source.path / INDEX) if by_index else known_of(source) is TURBO)
@@ -66,6 +72,7 @@ OPENING = Opening(
     networks=NETWORKS,
     layouts=LAYOUTS,
     model=lambda source: known_of(source).name,
+    given=_given,
     tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, SMALL_FILES),
     complete=_complete,
 )
