@@ -347,4 +347,5 @@ def test_info_says_what_is_left_out(tmp_path: Path) -> None:
     [used] = [
         line for line in lines if line.startswith("used: 105 of 108 modules (3 are of layers that this model does")
     ]
-    assert "not use) by z-image-turbo or z-image; " in used and "; 81 of 108 modules (27 are" in used
+    assert "not use) by z-image-turbo or z-image or krea-2-turbo or krea-2-raw; " in used
+    assert "; 81 of 108 modules (27 are" in used

@@ -19,7 +19,7 @@ from qwenimg.common.families.part_file import ModelFile
 OTHERS = {
     "model.diffusion_model.transformer_blocks.0.img_mod.1.weight": ("is Qwen-Image's transformer", "--transformer"),
     "transformer_blocks.0.img_mod.1.weight": ("is Qwen-Image's transformer", "--transformer"),
-    "decoder.mid_block.resnets.0.norm1.gamma": ("is Qwen-Image's VAE", "--vae"),
+    "decoder.mid_block.resnets.0.norm1.gamma": ("is a VAE of Qwen-Image and Krea 2", "--vae"),
     "time_embedding.linear_1.weight": ("is Stable Diffusion's UNet", "--transformer"),
     "transformer_blocks.0.attn.to_q.lora_A.weight": ("is a LoRA", "--lora"),
     "some.other.weight": (

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from tiny_tokenizer import write_tiny_tokenizer
 
-from support.tiny_edit import louder
 from support.tiny_model import randomise, tiny_vae
 from support.tiny_qwen21 import tiny_seeing_encoder
 
@@ -42,7 +41,7 @@ SCHEDULER = {
 }
 
 
-def tiny_dit(seed: int = 1, *, loud: bool = True, **changes: object) -> Any:
+def tiny_dit(seed: int = 1, **changes: object) -> Any:
     """diffusers' transformer with the tiny configuration, float32, randomised."""
     from diffusers import Krea2Transformer2DModel
 
@@ -53,7 +52,7 @@ def tiny_dit(seed: int = 1, *, loud: bool = True, **changes: object) -> Any:
             parameter.data -= 1  # it is stored minus one
         if name.endswith("scale_shift_table"):
             parameter.data *= 0.2 * parameter.shape[1] ** 0.5
-    return (louder(model) if loud else model).eval()
+    return model.eval()
 
 
 def tiny_text_encoder(seed: int = 3, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}) -> Any:
