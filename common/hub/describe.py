@@ -272,7 +272,8 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
         kind = registry.identify(headers[0])
         if kind is None and headers[0].format == "PyTorch":
             raise bad(path, "is a PyTorch file of none of the networks here")  # others are named by their first bytes
-        for family in registry.FAMILIES if is_file(path) else ():
+        own = kind.families if kind else ()  # a whole model's first: others may have one of its parts
+        for family in (*own, *registry.FAMILIES) if is_file(path) else ():
             if description := family.describe(headers[0], prediction):
                 if kind is not None and len(kind.families) > 1:
                     description.lines.insert(1, f"for: {kind.models}")

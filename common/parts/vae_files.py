@@ -30,8 +30,10 @@ def latent_channels(tensors: Mapping[str, Stored]) -> int | None:
 
 
 def is_qwen_vae(header: Header) -> bool:
-    """Return whether a file has Qwen-Image's VAE: its norms or kernels have names of its own. mflux's names of norms
-    are those of other VAEs too."""
+    """Return whether a file has Qwen-Image's VAE and no other part: its norms or kernels have names of its own. mflux's
+    names of norms are those of other VAEs too."""
+    if len({key.startswith(VAES) for key in header.tensors}) > 1:  # the file of a whole model
+        return False
     rename = renaming(qwen_vae.NETWORK, qwen_vae.NETWORK.config())
     if gguf.architecture(header) or not any(rename(key) == qwen_vae.SIGN for key in header.tensors):
         return False
