@@ -77,6 +77,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_it_draws_what_the_folder_of_diffusers_draws(wide: Path, tmp_path: Path, backend: str) -> None:
     """With guidance, since its name has `raw`. In codes it is opened in codes."""
     saved = save(wide, tmp_path / "krea-raw", None)
