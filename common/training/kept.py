@@ -42,11 +42,12 @@ ROLES: Mapping[re.Pattern[str], Role] = {
     re.compile(r".*\.(to_q|add_q_proj)"): Role(normed=1, attended=1),
     re.compile(r".*\.(to_k|add_k_proj)"): Role(inputs=0, normed=1, attended=1),
     re.compile(r".*\.(to_v|add_v_proj)"): Role(inputs=0, attended=1),
+    re.compile(r".*\.to_gate"): Role(inputs=0, plain=2),  # a sigmoid, and what it is multiplied with
     re.compile(r".*\.proj_mlp"): Role(inputs=0, activation="gelu"),
     re.compile(r".*\.net\.0\.proj"): Role(activation="gelu"),
     re.compile(r"(.*mode_blocks|single_transformer_blocks).+\.ff\.linear_in"): Role(inputs=0, activation="gated"),
-    re.compile(r".*\.(linear_in|w1|gate_proj|gate_layer)"): Role(activation="gated"),
-    re.compile(r".*\.(w3|up_proj|img_mlp\.proj)"): Role(inputs=0, activation="gated"),
+    re.compile(r".*\.(linear_in|w1|gate_proj|gate_layer|ff\.gate)"): Role(activation="gated"),
+    re.compile(r".*\.(w3|up_proj|img_mlp\.proj|ff\.up)"): Role(inputs=0, activation="gated"),
     # FLUX.3's attention and feed-forward have one input, and their results are added
     re.compile(r"(.*mode_blocks|single_.+)\.attn\.to_out\.0"): Role(),
     # Attention and feed-forward side by side: their joined results are its input, and attention keeps its own

@@ -77,8 +77,7 @@ def training_of(pipe: Pipeline, *, texts: bool = False) -> tuple[Family, Trainin
     checkpoint = pipe.model.checkpoint
     reason = "it is not trained yet" if family.training is None else family.training.refusal(checkpoint)
     if family.training is None or reason:
-        able = registry.titles(lambda one: one.training is not None)
-        raise UsageError(f"a LoRA for {family.title}: {reason}; LoRAs are trained for {able}")
+        raise UsageError(f"a LoRA for {family.title}: {reason}")
     if texts and family.training.text_layers is None:
         able = registry.titles(lambda one: one.training is not None and one.training.text_layers is not None)
         raise UsageError(

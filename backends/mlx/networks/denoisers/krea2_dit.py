@@ -33,8 +33,8 @@ class TimestepEmbedding(mlx.nn.Module):
         return self.linear_2(ops.gelu(self.linear_1(features)))
 
 
-class Attention(mlx.nn.Module):
-    """Attention with a gate over its result, without RoPE."""
+class GatedAttention(mlx.nn.Module):
+    """Attention with a gate over its result."""
 
     def __init__(self, dim: int, head_dim: int, key_heads: int, eps: float):
         super().__init__()
@@ -61,12 +61,14 @@ class Attention(mlx.nn.Module):
         """[B L C] and heads [B L H D] -> [B L C]."""
         return self.to_out[0](ops.sigmoid_gated(self.attend(q, k, v), self.to_gate(x)))
 
+
+class FusionAttention(GatedAttention):
     def __call__(self, x: Array) -> Array:
         """[B L C] -> [B L C]."""
         return self.gated(x, *self.projected(x))
 
 
-class RotaryAttention(Attention):
+class RotaryAttention(GatedAttention):
     def __call__(self, x: Array, rope: Array) -> Array:
         """[B L C] -> [B L C]."""
         q, k, v = self.projected(x)
@@ -93,7 +95,7 @@ class FusionBlock(mlx.nn.Module):
         dim, eps = config.text_hidden_dim, config.norm_eps
         self.norm1 = ops.CentredRMSNorm(dim, eps)
         self.norm2 = ops.CentredRMSNorm(dim, eps)
-        self.attn = Attention(dim, dim // config.text_num_attention_heads, config.text_num_key_value_heads, eps)
+        self.attn = FusionAttention(dim, dim // config.text_num_attention_heads, config.text_num_key_value_heads, eps)
         self.ff = FeedForward(dim, config.text_intermediate_size)
 
     def __call__(self, x: Array) -> Array:

@@ -31,8 +31,8 @@ class TimestepEmbedding(torch.nn.Module):
         return self.linear_2(ops.gelu(self.linear_1(features)))
 
 
-class Attention(torch.nn.Module):
-    """Attention with a gate over its result, without RoPE."""
+class GatedAttention(torch.nn.Module):
+    """Attention with a gate over its result."""
 
     def __init__(self, dim: int, head_dim: int, key_heads: int, eps: float):
         super().__init__()
@@ -59,12 +59,14 @@ class Attention(torch.nn.Module):
         """[B L C] and heads [B L H D] -> [B L C]."""
         return self.to_out[0](ops.sigmoid_gated(self.attend(q, k, v), self.to_gate(x)))
 
+
+class FusionAttention(GatedAttention):
     def forward(self, x: Tensor) -> Tensor:
         """[B L C] -> [B L C]."""
         return self.gated(x, *self.projected(x))
 
 
-class RotaryAttention(Attention):
+class RotaryAttention(GatedAttention):
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         """[B L C] -> [B L C]."""
         q, k, v = self.projected(x)
@@ -91,7 +93,7 @@ class FusionBlock(torch.nn.Module):
         dim, eps = config.text_hidden_dim, config.norm_eps
         self.norm1 = ops.CentredRMSNorm(dim, eps)
         self.norm2 = ops.CentredRMSNorm(dim, eps)
-        self.attn = Attention(dim, dim // config.text_num_attention_heads, config.text_num_key_value_heads, eps)
+        self.attn = FusionAttention(dim, dim // config.text_num_attention_heads, config.text_num_key_value_heads, eps)
         self.ff = FeedForward(dim, config.text_intermediate_size)
 
     def forward(self, x: Tensor) -> Tensor:
