@@ -35,6 +35,7 @@ def in_this_process(*args: str, cwd: Path) -> tuple[int, str, str]:
     ("backend", "qwenimg"),
     [("cpu", in_this_process), *(pytest.param(one, qwenimg, marks=pytest.mark.rest) for one in ("cpu", "mlx"))],
 )
+@pytest.mark.sample(0)
 def test_cells_are_the_pictures_of_single_runs(
     backend: str, qwenimg: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

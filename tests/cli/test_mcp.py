@@ -86,7 +86,7 @@ def test_pictures_are_written_into_the_folder_and_returned(
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_texts_are_those_of_the_commands(tiny_edit: dict[str, Path], place: Path, backend: str) -> None:
     model = str(tiny_edit["qwen-2511"])
     weights = ("-m", model, "--backend", backend, "--precision", "fp32", "--quiet")

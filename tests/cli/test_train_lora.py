@@ -111,6 +111,7 @@ def test_the_file_draws_what_the_run_drew_last(data: Path, tmp_path: Path) -> No
     assert np.abs(drawn - last).max() <= 2 < np.abs(first - last).max()
 
 
+@pytest.mark.sample(0)
 def test_stopped_and_resumed_equals_unbroken(data: Path, tmp_path: Path) -> None:
     """By Ctrl-C after a step, by the factors' bits."""
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"

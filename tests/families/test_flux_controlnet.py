@@ -335,6 +335,7 @@ def test_windows_and_sums(tiny_flux: dict[str, Path], nets: dict[str, Path], bac
         assert np.array_equal(latents(), plain)
 
 
+@pytest.mark.sample(0)
 def test_what_a_network_keeps_for_the_next_image(tiny_flux: dict[str, Path], nets: dict[str, Path]) -> None:
     """Its modulation is of one prompt, one guidance and one schedule: a fresh model draws the same."""
     asked = [("a circle", {}), ("a square", {}), ("a square", {"guidance": 6.0}), ("a circle", {"steps": 2})]

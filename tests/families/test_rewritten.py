@@ -136,7 +136,7 @@ def test_quoted_text_that_is_lost_keeps_the_prompt(tiny_folder: Path) -> None:
     assert any("quoted text" in line for line in result.recipe["warnings"])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_an_edit_is_rewritten_with_its_pictures(tiny_edit: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked, write = list[Draft](), rewriting.rewrite
 
@@ -211,7 +211,7 @@ def test_another_model_is_freed_before_the_encoding(tiny: dict[str, Path], acqui
 @pytest.mark.parametrize(
     "kind", ["z-image", "flux2-klein", "flux2-dev", "flux3-klein", "qwen21", "qwen-2511", "longcat", "ernie", "krea2"]
 )
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_every_language_model_writes(tiny: dict[str, Path], kind: str) -> None:
     asked = ASKED | ({"image": PICTURE} if kind == "qwen-2511" else {})
     for backend in ("cpu", "mlx"):

@@ -90,6 +90,7 @@ def test_other_words_name_the_networks_of_the_model_alone(pipes: dict[str, Pipel
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.sample(1)
 def test_what_is_suggested_is_taken(pipes: dict[str, Pipeline], model: str) -> None:
     """Each suggestion names a network that the model takes, in a form that is parsed; some need a mask beside it."""
     taken = 0

@@ -93,7 +93,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-@pytest.mark.sample(1, rest=8)
+@pytest.mark.sample(0, rest=8)
 def test_a_fault_is_named_where_it_is_made(
     passport: Passport,
     tiny_flux: dict[str, Path],

@@ -110,7 +110,7 @@ def test_a_fault_is_named_where_it_is_made(
 
 
 @pytest.mark.parametrize(("more", "pictures"), [((), 2), (("--pictures", "1"), 1), (("--mask", "MASK"), 2)])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_as_many_pictures_as_are_asked_for(
     tiny_edit: dict[str, Path], tmp_path: Path, more: tuple[str, ...], pictures: int
 ) -> None:

@@ -158,7 +158,7 @@ def passports(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> di
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_passport_is_checked_on_the_other_backend(
     passports: dict[str, Path], tiny_folder: Path, backend: str
 ) -> None:

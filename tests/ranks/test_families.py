@@ -88,7 +88,7 @@ def test_branches_then_tokens_then_both(kind: str, tiny: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_parts_of_a_prompt_are_branches_and_change_together(tiny: dict[str, Path], ranks: int) -> None:
     """Three branches, of which two ranks compute two and then the third."""
     asked = SIZE | {"guidance": 3.0, "prompt": "a [red|blue] circle AND a small dog :0.5"}

@@ -149,7 +149,7 @@ def in_gguf(tensors: Tensors) -> dict[str, tuple[np.ndarray, str]]:
 
 @pytest.mark.parametrize("form", ["ComfyUI's", "GGUF of llama", "GGUF of mistral3"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_picture_of_the_parts_of_dev(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str, form: str) -> None:
     folder, text, options = tiny_flux2["flux2-dev"], tmp_path / "mistral", {"backend": backend, "precision": "fp32"}
     if form.startswith("GGUF"):

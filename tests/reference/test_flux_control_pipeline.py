@@ -100,7 +100,7 @@ def compare(folder: Path, variant: str, nets: dict[str, Path], used: list[Used],
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_flux: dict[str, Path], nets: dict[str, Path], name: str) -> None:
     variant, used, asked = CASES[name]
     compare(tiny_flux[variant], variant, nets, used, asked)

@@ -289,7 +289,7 @@ def ours(pipe: qwenimg.Pipeline, folder: Path, case: dict[str, Any], **more: Any
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_equals_diffusers(folder: Path, tiny_flux: dict[str, Path], name: str) -> None:
     case = CASES[name]
     model = tiny_flux[case.get("variant", "dev")]

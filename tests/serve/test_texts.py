@@ -66,6 +66,7 @@ def asked(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [seen, {"type": "text", "text": text}]}]
 
 
+@pytest.mark.sample(0)
 def test_a_caption_is_that_of_the_command_line(
     server: RunningServer, http: httpx2.Client, model: str, tiny_layered: Path, tmp_path: Path
 ) -> None:

@@ -276,6 +276,7 @@ def trained(
         ),
     ],
 )
+@pytest.mark.sample(0)
 def test_a_resumed_run_is_the_unbroken_one(
     kind: str, optimizer: str, texts: bool, tiny: dict[str, Path], tmp_path: Path
 ):

@@ -90,6 +90,7 @@ def test_killed_at_20_moments_it_ends_as_unbroken(backend: str, data: Path, tiny
 # Values that are not finite
 
 
+@pytest.mark.sample(0)
 def test_a_loss_that_is_not_finite(
     data: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

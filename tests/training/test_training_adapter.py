@@ -42,6 +42,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_a_lora_that_is_loaded_while_another_learns(
     backend: str, data: Path, tmp_path: Path, tiny: dict[str, Path]
 ) -> None:
