@@ -59,7 +59,7 @@ picture: $(VENV)/.demo-ready
 	$(BIN)/python tools/grid.py docs/pictures/first.png $(GRID)
 
 test: $(VENV)/.test-ready
-	@echo 'Lint, types and the tests, side by side: about five minutes on two cores.'
+	@echo 'Lint, types and the tests, side by side: some ten minutes on two cores.'
 	@$(MAKE) -j 2 lint suite
 
 suite: $(VENV)/.test-ready
