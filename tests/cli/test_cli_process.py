@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 TESTS = Path(__file__).parents[1]
-CPU = 0.3  # seconds for --help, promised to users; importing torch alone costs four times as much
+CPU = 0.25  # of what importing torch costs: the most that --help takes; some 0.3 seconds
 HANGS = 300  # seconds after which a process that should have ended is taken for stuck; no test waits for them
 HEAVY = ("torch", "mlx", "numpy", "PIL", "tokenizers", "huggingface_hub", "safetensors", "tqdm", "platformdirs")
 
@@ -106,16 +106,19 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = "import sys; from qwenimg.cli.main import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
-    spent = []
-    while not spent or (min(spent) >= CPU and len(spent) < 12):  # other processes on the machine cost caches
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    print(f"--help: {min(spent):.3f} s CPU, at most {CPU}")
-    assert "Usage: qwenimg" in ran.stdout
-    assert not {name.partition(".")[0] for name in ran.stderr.split()} & set(HEAVY)
-    assert min(spent) < CPU
+    spent: dict[str, list[float]] = {code: [], "import torch": []}
+    for _ in range(3):  # in turn: other processes on the machine cost both
+        for one, seconds in spent.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            ran = subprocess.run([sys.executable, "-c", one], capture_output=True, text=True, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            if one == code:
+                assert "Usage: qwenimg" in ran.stdout
+                assert not {name.partition(".")[0] for name in ran.stderr.split()} & set(HEAVY)
+    of_help, of_torch = map(min, spent.values())
+    print(f"--help: {of_help:.3f} s CPU, at most {CPU} of importing torch, {of_torch:.3f}")
+    assert of_help < CPU * of_torch
 
 
 def test_errors_of_usage_import_nothing_heavy(tmp_path: Path) -> None:
