@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FREE = ("Apache-2.0", "MIT")
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownModel:
@@ -34,6 +36,11 @@ class KnownModel:
     def about(self) -> str:
         """The purpose, and whether its makers ask for a consent."""
         return f"{self.purpose}; gated" if self.gated else self.purpose
+
+    @property
+    def terms(self) -> str:
+        """The license, if it has terms of use beyond those of FREE; else ""."""
+        return "" if self.license in FREE else self.license
 
     @property
     def usual(self) -> dict[str, Any]:

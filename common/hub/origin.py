@@ -34,6 +34,8 @@ def origin(model: OpenModel) -> dict[str, Any]:
     declared = {"prediction": options.prediction, "variant": options.variant, "quantize": options.quantize}
     entries: dict[str, Any] = {name: value for name, value in declared.items() if value is not None}
     prints: dict[str, str] = {}
+    if model.path.known is not None and model.path.known.terms:
+        entries["license"] = model.path.known.terms
     if model.path.from_path and "transformer" not in options.parts:
         prints["model"] = _print(checkpoint, denoiser)
     if options.tokenizer is not None:

@@ -68,6 +68,7 @@ class Recipe(TypedDict):
     control_fingerprints: NotRequired[list[str]]  # of the networks of `control`, in its order
     control_sha256: NotRequired[list[str]]  # of their pictures' pixels, 8 bit, before a preprocessor
     model_sha256: NotRequired[str]  # of the denoiser's file, or the model's, if it is a single one
+    license: NotRequired[str]  # of a known model, if it limits what may be done
     refiner: NotRequired[str]  # its name, in the form of `model`
     fingerprints: NotRequired[dict[str, str]]  # of files that were given as a path, see `fingerprint`
     tokenizer: NotRequired[str]  # the folder's name, if one was given
@@ -90,6 +91,7 @@ _TEXTS = (
     "device",
     "rng",
     "created",
+    "license",
     "refiner",
     *PARTS,
     "tokenizer",

@@ -98,6 +98,22 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     assert "a/b" not in "".join(png_text(told).values())
 
 
+@pytest.mark.parametrize(("name", "said"), [("flux-dev", "FLUX.1 dev Non-Commercial"), ("qwen-image", None)])
+def test_a_license_with_terms_is_in_the_recipe(name: str, said: str | None, cache: Path) -> None:
+    model: Any = SimpleNamespace(
+        checkpoint=SimpleNamespace(components={}),
+        family=registry.STABLE_DIFFUSION,
+        path=ModelPath(folder=Path(), name=name, known=catalog.KNOWN[name]),
+        options=LoadOptions(),
+        refiner=None,
+    )
+    told = recipe(**origin(model))
+    print(name, told.get("license"))
+    assert told.get("license") == said
+    saved(Path("x.png"), png_text(told))
+    assert recipe_from_png(Path("x.png")) == told
+
+
 def test_no_name_of_a_model_is_a_path_in_a_png(tmp_path: Path) -> None:
     named = dict.fromkeys(("model", "refiner", "vae"), "/home/someone/m.safetensors")
     read = recipe_from_png(saved(tmp_path / "x.png", png_text(recipe(**named))))
