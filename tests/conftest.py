@@ -190,12 +190,16 @@ def tiny_zimage(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_flux2(shared_folder: Path) -> dict[str, Path]:
-    """Tiny FLUX.2 folders, klein distilled and not, and dev, written by diffusers; see `tiny_flux2`."""
+    """Tiny FLUX.2 folders, klein distilled and not, klein KV and dev, written by diffusers; see `tiny_flux2`."""
     from support.tiny_flux2 import write_tiny_flux2
     from support.tiny_flux2_dev import write_tiny_flux2_dev
 
-    kinds = {"flux2-klein": True, "flux2-base": False}
-    made = {name: written(shared_folder / f"tiny-{name}", write_tiny_flux2, distilled=d) for name, d in kinds.items()}
+    kinds = {
+        "flux2-klein": {"distilled": True},
+        "flux2-base": {"distilled": False},
+        "flux2-kv": {"distilled": True, "kv": True},
+    }
+    made = {name: written(shared_folder / f"tiny-{name}", write_tiny_flux2, **kind) for name, kind in kinds.items()}
     return made | {"flux2-dev": written(shared_folder / "tiny-flux2-dev", write_tiny_flux2_dev)}
 
 

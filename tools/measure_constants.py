@@ -87,6 +87,7 @@ WRITERS = {
     "sdxl": partial(write_tiny_sd, kind="sdxl"),
     "flux": partial(write_tiny_flux, variant="dev"),
     "flux2": partial(write_tiny_flux2, distilled=False),
+    "flux2-kv": partial(write_tiny_flux2, distilled=True, kv=True),
     "flux2-dev": write_tiny_flux2_dev,
     "flux3": partial(write_tiny_flux3, distilled=True),
     "sd3": write_tiny_sd3,
@@ -159,7 +160,7 @@ def measured(folder: Path, models: Sequence[str]) -> Iterator[tuple[str, list[tu
         controls = written_controls(folder) if name == "qwen-control" else []
         refused = registry.of_folder(place).precision.refused
         policies = POLICIES[:2] if "float16" in refused else POLICIES
-        asked = ASKED | ({"pictures": 1} if name in ("edit", "longcat-edit") else {})
+        asked = ASKED | ({"pictures": 1} if name in ("edit", "longcat-edit", "flux2-kv") else {})
         found = [row for policy in policies for row in of_model(str(place), policy, asked, controls=controls)]
         yield name, [row for row in found if not controls or row[0].startswith(CONTROLS)]
 

@@ -34,6 +34,7 @@ READ = (
     (r"diffusion_models/qwen_image_(2512_)?fp8_e4m3fn", f"{T}: Qwen-Image, -2512"),
     (r"diffusion_models/z_image_.*", f"{T}: Z-Image, Z-Image-Turbo"),
     (r"diffusion_models/flux-2-klein-(base-)?[49]b(-fp8)?", f"{T}: FLUX.2 klein"),
+    (r"diffusion_models/flux-2-klein-9b-kv-fp8", f"{T}: FLUX.2 klein KV"),
     (r"diffusion_models/flux2_dev_fp8mixed", f"{T}: FLUX.2 dev"),
     (r"text_encoders/mistral_3_small_flux2_(bf16|fp8)", f"{E}: FLUX.2 dev"),
     (r"loras/(Flux2Turbo|Flux_2-Turbo).*", f"{L}: FLUX.2 dev"),
@@ -77,7 +78,6 @@ READ = (
 # What is not, and why.
 NOT = (
     (r"diffusion_models/qwen_image_layered_control_bf16", "Qwen-Image-Layered with a control picture, not tried"),
-    (r"diffusion_models/flux-2-klein-9b-kv-fp8", "FLUX.2 klein with cached references: another way to draw"),
     (r".*/chroma-radiance.*", "Chroma1-Radiance, which draws pixels without a VAE"),
     (r"controlnet/sd3\.5_large_controlnet_.*", "control networks of Stable Diffusion 3.5"),
     (r"(loras|model_patches)/uso-flux1-.*", "USO for FLUX.1"),

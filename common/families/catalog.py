@@ -41,8 +41,8 @@ DEFAULT = "qwen-image"
 FIRST = "z-image-turbo"
 """The model to pull first, from 8 GB of memory on. It is drawn with if none is named and only it is here."""
 EDITORS = ("qwen-image-edit-2511", "qwen-image-edit-2509", "qwen-image-2.1", "qwen-image-2.1-turbo", "flux-kontext",
-           "flux3-klein", "flux3-klein-base", "flux2-dev", "flux2-klein-9b", "flux2-klein-4b", "flux2-klein-base-9b",
-           "flux2-klein-base-4b", "longcat-image-edit", "qwen-image-edit")  # fmt: skip
+           "flux3-klein", "flux3-klein-base", "flux2-dev", "flux2-klein-9b", "flux2-klein-9b-kv", "flux2-klein-4b",
+           "flux2-klein-base-9b", "flux2-klein-base-4b", "longcat-image-edit", "qwen-image-edit")  # fmt: skip
 """Models that see the picture of -i and change it by what the prompt says, best first."""
 INPAINTERS = ("flux-fill", "qwen-image-edit-2511", "qwen-image-2512", "qwen-image", "z-image-turbo", "flux-dev", "sdxl",
               "sd3.5-medium", "sd15")  # fmt: skip

@@ -140,7 +140,7 @@ def test_a_folder_is_told_by_its_class_in_any_order(tmp_path: Path, monkeypatch:
             return str(error)
 
     expected = {name: told(name) for name in classes}
-    assert "keeps keys and values" in expected["Flux2KleinKVPipeline"] and expected["FluxKontextPipeline"] == "flux"
+    assert expected["Flux2KleinKVPipeline"] == "flux2" and expected["FluxKontextPipeline"] == "flux"
     assert expected["FluxControlPipeline"] == "flux" and "beside FLUX.1" in expected["FluxControlNetPipeline"]
     for order in ORDERS:
         monkeypatch.setattr(registry, "FAMILIES", tuple(order))

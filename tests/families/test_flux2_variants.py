@@ -1,4 +1,4 @@
-"""FLUX.2's five published models: their sizes, and what is refused, with the reason."""
+"""FLUX.2's six published models: their sizes, and what is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -10,15 +10,26 @@ from typing import Any
 import pytest
 from support import passport_runs
 from support.cli_runner import cli
+from support.tiny_flux2 import tiny_dit, transformer_file
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.parity.passport import passport_file
 
 # Millions of parameters of the transformer, and of the text encoder's layers that are used with its embeddings.
-NAMES = [*(f"flux2-klein-{kind}{size}" for kind in ("", "base-") for size in ("4b", "9b")), "flux2-dev"]
-SIZES = {"4b": (3875.54, 100.93 * 27 + 388.96), "9b": (9078.58, None), "ev": (32223.28, 555.75 * 30 + 671.09)}
+NAMES = [
+    *(f"flux2-klein-{kind}{size}" for kind in ("", "base-") for size in ("4b", "9b")),
+    "flux2-klein-9b-kv",
+    "flux2-dev",
+]
+SIZES = {
+    "4b": (3875.54, 100.93 * 27 + 388.96),
+    "9b": (9078.58, None),
+    "kv": (9078.58, None),
+    "ev": (32223.28, 555.75 * 30 + 671.09),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,6 +46,10 @@ def test_published_models_have_their_sizes_and_only_layers_that_are_used(name: s
     if text is not None:
         assert checkpoint["text_encoder"].plan.parameters / 1e6 == pytest.approx(text, abs=1)
     assert checkpoint.distilled == ("base" not in name and name != "flux2-dev")
+    kv = name.endswith("-kv")
+    assert (checkpoint.variant, checkpoint["transformer"].network) == (
+        ("kv", "flux2_kv_dit") if kv else ("", "flux2_dit")
+    )
 
 
 # What is refused
@@ -55,7 +70,6 @@ INDEX, DIT, TEXT, VAE = "model_index.json", "transformer/config.json", "text_enc
     ("file", "values", "said"),
     [
         (INDEX, {"_class_name": "Flux2Pipeline"}, "is FLUX.2 klein's by its guidance_embeds, and the other parts are"),
-        (INDEX, {"_class_name": "Flux2KleinKVPipeline"}, "keeps keys and values of reference images"),
         (INDEX, {"_class_name": "Flux2KleinInpaintPipeline"}, "for another task: give the model's own folder"),
         (INDEX, {"is_distilled": "yes"}, "'is_distilled' is yes; expected true or false"),
         (INDEX, {"is_distilled": 1}, "'is_distilled' is 1; expected true or false"),
@@ -88,6 +102,28 @@ def test_models_that_are_refused(
     assert said in text and str(folder)[-40:] in text and "\n" not in text
 
 
+def test_klein_kv_is_told_by_its_index_or_a_file_of_its_name(tiny_flux2: dict[str, Path], tmp_path: Path) -> None:
+    """Without what the index may lack it is distilled. A transformer of the other kind in a folder stays the folder's
+    unless its file's name says `kv`."""
+    from safetensors.torch import save_file
+
+    plain, kv = (registry.open_model(tiny_flux2[name]).checkpoint for name in ("flux2-klein", "flux2-kv"))
+    assert (plain.variant, kv.variant, kv.distilled) == ("", "kv", True)
+    tensors = transformer_file(tiny_dit())
+    for name, folder, expected in (
+        ("flux-2-klein-9b-kv-fp8", "flux2-klein", "kv"),
+        ("flux-2-klein-9b-fp8", "flux2-klein", ""),
+        ("flux-2-klein-mkv", "flux2-klein", ""),
+        ("a-finetune", "flux2-kv", "kv"),
+    ):
+        save_file(tensors, file := tmp_path / f"{name}.safetensors")
+        options = LoadOptions(parts={"transformer": file})
+        checkpoint = registry.open_model(tiny_flux2[folder], options).checkpoint
+        assert checkpoint.variant == expected, name
+        assert checkpoint["transformer"].network == ("flux2_kv_dit" if expected else "flux2_dit")
+        checkpoint.close()
+
+
 def test_layers_that_no_forward_uses_may_be_missing(tiny_flux2: dict[str, Path], tmp_path: Path) -> None:
     """Those above the last tap, as in files that were made smaller."""
     from safetensors.torch import load_file, save_file
@@ -113,6 +149,7 @@ def test_layers_that_no_forward_uses_may_be_missing(tiny_flux2: dict[str, Path],
 
 PASSPORTS = [
     *((backend, "flux2-klein", "fp32") for backend in ("cpu", "mlx")),
+    *(("cpu", "flux2-kv", precision) for precision in ("fp32", "bf16", "fp16")),
     *(("cpu", "flux2-dev", precision) for precision in ("fp32", "bf16", "fp16")),
 ]
 

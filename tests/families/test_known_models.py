@@ -83,6 +83,7 @@ KNOWN: dict[str, Row] = {
     "sd3.5-large-turbo": ("sd3", STABILITY, 4, 0.0, opens),
     "flux2-klein-4b": ("flux2", "Apache-2.0", 4, 1.0, partial(repo, "flux.2-klein-4b")),
     "flux2-klein-9b": ("flux2", BFL, 4, 1.0, partial(repo, "flux.2-klein-9b")),
+    "flux2-klein-9b-kv": ("flux2", BFL, 4, 1.0, partial(repo, "flux.2-klein-9b-kv")),
     "flux2-klein-base-4b": ("flux2", "Apache-2.0", 50, 4.0, partial(repo, "flux.2-klein-base-4b")),
     "flux2-klein-base-9b": ("flux2", BFL, 50, 4.0, partial(repo, "flux.2-klein-base-9b")),
     "flux2-dev": ("flux2-dev", BFL, 50, 4.0, partial(repo, "flux.2-dev")),

@@ -486,8 +486,8 @@ def test_a_list_with_values_that_cannot_be(change, fake, cache):
 
 
 def test_another_kind_of_repository_is_refused_before_the_weights(fake, cache):
-    fake.files["model_index.json"] = b'{"_class_name": "Flux2KleinKVPipeline"}'
-    assert "FLUX.2 klein that keeps" in refused(pull, REPO, echo=print, progress=lambda *_: None)
+    fake.files["model_index.json"] = b'{"_class_name": "Flux2KleinInpaintPipeline"}'
+    assert "FLUX.2 pipeline for another task" in refused(pull, REPO, echo=print, progress=lambda *_: None)
     assert fake.data_requests == []
     del fake.files["vae/config.json"]
     assert "has no vae/config.json" in refused(pull, REPO, echo=print, progress=lambda *_: None)

@@ -236,7 +236,7 @@ def test_z_image(machine: str) -> None:
 
 LATER: dict[str, Callable[[Any], float]] = {  # operations of a branch by its plan, for 256x256 and the text's tokens
     "flux-schnell": lambda config: flux_blocks.step_operations(config, 256 + 256),
-    "flux2-klein-4b": lambda config: flux2_memory.step_operations(config, 256 + 512),
+    "flux2-klein-4b": lambda config: flux2_memory.step_operations(config, 256 + 512, 256 + 512),
     "sd3-medium": lambda config: sd3_memory.step_operations(config, 256, 333),
 }
 

@@ -306,7 +306,7 @@ def test_fp32_that_is_not_fp32_is_refused(tiny_folder: Path, backend: str, monke
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Flux2KleinKVPipeline", "FLUX.2 klein that keeps"),
+        ("Flux2KleinInpaintPipeline", "FLUX.2 pipeline for another task"),
         (
             "StableDiffusionXLControlNetPipeline",
             "`qwenimg models` lists what is known",

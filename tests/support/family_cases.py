@@ -28,6 +28,7 @@ KINDS = {
     "z-image": "z-image",
     "flux2-klein": "flux2",
     "flux2-base": "flux2",
+    "flux2-kv": "flux2",
     "flux2-dev": "flux2-dev",
     "flux3-klein": "flux3",
     "flux3-base": "flux3",

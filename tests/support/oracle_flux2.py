@@ -15,7 +15,7 @@ from support import peer
 
 @cache
 def pipeline(folder: Path, task: str = "") -> Any:
-    """diffusers' pipeline of klein for text and references, or for the `task` Inpaint."""
+    """diffusers' pipeline of klein for text and references, for the `task` Inpaint, or of klein KV."""
     return peer.opened(f"Flux2Klein{task}Pipeline", folder, torch_dtype=torch.float32)
 
 
@@ -36,7 +36,17 @@ def generate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """diffusers' final latents [1, C, h, w], in patches and standardized, and pixels [H, W, 3] as uint8 values in
     float64, for noise [1, C, h, w] and reference `images` [H, W, 3]."""
-    return _finished(pipeline(folder), _final(pipeline(folder), prompt, latents, steps, guidance, images))
+    return _finished(
+        pipeline(folder), _final(pipeline(folder), prompt, latents, steps, images, guidance_scale=guidance)
+    )
+
+
+def generate_kv(
+    folder: Path, prompt: str, latents: np.ndarray, *, steps: int, images: list[np.ndarray] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same of klein KV, which has no guidance."""
+    pipe = pipeline(folder, "KV")
+    return _finished(pipe, _final(pipe, prompt, latents, steps, images))
 
 
 def generate_dev(
@@ -50,7 +60,7 @@ def generate_dev(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same of dev, whose pipeline returns latents as tokens and standardized."""
     pipe, (height, width) = dev_pipeline(folder), latents.shape[2:]
-    tokens = _final(pipe, prompt, latents, steps, guidance, images)
+    tokens = _final(pipe, prompt, latents, steps, images, guidance_scale=guidance)
     last = tokens.transpose(1, 2).reshape(1, -1, height, width)
     mean, std = _statistics(pipe)
     with torch.no_grad():
@@ -63,19 +73,19 @@ def _final(
     prompt: str,
     latents: np.ndarray,
     steps: int,
-    guidance: float,
     images: list[np.ndarray] | None,
+    **asked: float,
 ) -> torch.Tensor:
     """The latents of a pipeline."""
     final: torch.Tensor = pipe(
         image=[Image.fromarray(image) for image in images] if images else None,
         prompt=prompt,
-        guidance_scale=guidance,
         width=latents.shape[3] * 16,
         height=latents.shape[2] * 16,
         num_inference_steps=steps,
         latents=torch.from_numpy(latents),
         output_type="latent",
+        **asked,
     ).images
     return final
 

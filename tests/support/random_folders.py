@@ -47,7 +47,15 @@ from support.tiny_t5 import tiny_t5
 
 WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
 # Pictures that a family sees
-PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "flux2-dev": (0, 2), "flux3": (0, 2), "qwen21": (1, 2)}
+PICTURES = {
+    "edit": (1, 2),
+    "layered": (1, 1),
+    "flux2": (0, 2),
+    "flux2-kv": (1, 2),
+    "flux2-dev": (0, 2),
+    "flux3": (0, 2),
+    "qwen21": (1, 2),
+}
 # The families that are recorded with control networks
 CONTROLLED = frozenset(
     {
@@ -585,6 +593,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "chroma": (tiny_chroma.write_tiny_chroma, _chroma),
     "longcat": (partial(tiny_longcat.write_tiny_longcat, kind="text"), _longcat),
     "flux2": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
+    "flux2-kv": (partial(tiny_flux2.write_tiny_flux2, distilled=True, kv=True), _flux2),
     "flux2-dev": (tiny_flux2_dev.write_tiny_flux2_dev, _flux2_dev),
     "flux3": (partial(tiny_flux3.write_tiny_flux3, distilled=True, tokenizer="tokenizer"), _flux3),
     "ernie": (tiny_ernie.write_tiny_ernie, _ernie),

@@ -148,16 +148,17 @@ SCHEDULER = {
 }
 
 
-def write_tiny_flux2(folder: Path, *, distilled: bool, shard: str = "400KB") -> None:
-    """Write the whole folder through Flux2KleinPipeline.save_pretrained, with shards of at most `shard`."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
+def write_tiny_flux2(folder: Path, *, distilled: bool, kv: bool = False, shard: str = "400KB") -> None:
+    """Write the whole folder through save_pretrained of Flux2KleinPipeline, or of that with `kv`, with shards of at
+    most `shard`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinKVPipeline, Flux2KleinPipeline
     from transformers import Qwen2TokenizerFast
 
     tokenizer_folder = folder.parent / f"{folder.name}-tokenizer"
     write_tiny_tokenizer(tokenizer_folder)
     config = tokenizer_folder / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": CHAT}))
-    pipeline = Flux2KleinPipeline(
+    pipeline = (Flux2KleinKVPipeline if kv else Flux2KleinPipeline)(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
         vae=tiny_vae(),
         text_encoder=tiny_text_encoder(),

@@ -1,4 +1,5 @@
-"""FLUX.2 klein and FLUX.2 dev as rows of data: they differ in their text encoder and in guidance."""
+"""FLUX.2 klein and FLUX.2 dev as rows of data: they differ in their text encoder and in guidance. klein KV is a variant
+of klein."""
 
 from __future__ import annotations
 
@@ -6,25 +7,31 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from qwenimg.common.base.config import INDEX
+from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux2.checkpoint import (
     DEV_NETWORKS,
     DEV_OPENING,
     FITS,
+    KV,
+    KV_PIPELINE,
     LAYOUTS,
     NETWORKS,
     OPENING,
-    is_distilled,
     model_of,
+    published,
+    variant_of,
 )
-from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
+from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B, KLEIN_9B_KV
 from qwenimg.common.families.flux2.known_dev import DEV as DEV_MODEL
 from qwenimg.common.families.flux2.known_dev import LICENSE
-from qwenimg.common.families.flux2.model import Flux2, Flux2Dev
+from qwenimg.common.families.flux2.model import Flux2, Flux2Dev, Flux2KV
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.part_file import FLUX_2_VAE, MISTRAL_SMALL_3, QWEN3, PartFile, TinyVAEFile
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers import flux2_kv_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -68,12 +75,21 @@ nothing about how large published weights make values."""
 
 def _like(checkpoint: Checkpoint) -> KnownModel:
     """Return a known model with the steps, guidance and small files of `checkpoint`; both sizes have the same."""
+    if checkpoint.variant == KV:
+        return KLEIN_9B_KV
     return KLEIN_4B if checkpoint.distilled else BASE_4B
 
 
 def _variant(path: Path, config: Flux2Config) -> str:
     """Return the published model that is nearest to a transformer."""
     return DEV_MODEL.title if config.guidance_embeds else f"{model_of(path)}, by its width and its file's name"
+
+
+def _described(folder: Path) -> str:
+    """Return the purpose of a folder, or of one without an index."""
+    index = folder / INDEX
+    kept = " KV, whose references are computed once," if is_file(index) and variant_of(index) == KV else ","
+    return f"FLUX.2 klein{kept} text and reference images to image"
 
 
 def _is_dev(header: Header) -> bool:
@@ -83,19 +99,18 @@ def _is_dev(header: Header) -> bool:
 
 _LAYOUT = LAYOUTS["transformer"]
 _TRANSFORMER = PartFile(option="transformer", title="FLUX.2's transformer", layouts=_LAYOUT, variant=_variant)
+_PIPELINE = "Flux2KleinPipeline"
 FAMILY = Family(
     name="flux2",
     title="FLUX.2 klein",
-    pipelines=frozenset({"Flux2KleinPipeline"}),
-    refused={
-        "Flux2KleinKV": "is a FLUX.2 klein that keeps keys and values of reference images: not supported",
-        "Flux2": "is a FLUX.2 pipeline for another task: give the model's own folder",
-    },
+    pipelines=frozenset({_PIPELINE, KV_PIPELINE}),
+    refused={"Flux2": "is a FLUX.2 pipeline for another task: give the model's own folder"},
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    published=lambda checkpoint, folder: replace(checkpoint, distilled=is_distilled(folder / "model_index.json")),
+    other_networks=(flux2_kv_dit.NETWORK,),
+    published=published,
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
@@ -105,12 +120,13 @@ FAMILY = Family(
         TinyVAEFile(names=("taef2",)),
     ),
     model_of=lambda transformer, options: model_of(transformer),
-    models={"": Flux2},
+    models={"": Flux2, KV: Flux2KV},
+    class_name=lambda checkpoint: KV_PIPELINE if checkpoint.variant == KV else _PIPELINE,
     # an image is a reference, and the run starts from noise
     lora_base=lambda checkpoint: LoraBase(architecture="flux-2-klein", version="flux2"),
     defaults=lambda checkpoint: Defaults(**_like(checkpoint).usual, strength=1.0, mask_strength=0.8),
     tiny_vae=lambda checkpoint: "taef2",
-    described=lambda folder: "FLUX.2 klein, text and reference images to image",
+    described=_described,
     small_files=lambda checkpoint: known_configs.small_files(_like(checkpoint).name),
     training=TrainingRow(layers=re.compile(r"(?:single_)?transformer_blocks\.\d+\.(?:attn|ff|ff_context)\..+")),
 )
@@ -120,7 +136,9 @@ DEV = replace(
     title="FLUX.2 dev",
     pipelines=frozenset({"Flux2Pipeline"}),
     refused={},
+    class_name=None,
     parts=DEV_NETWORKS,
+    other_networks=(),
     published=lambda checkpoint, folder: checkpoint,
     open=DEV_OPENING.open,
     files=(

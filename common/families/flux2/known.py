@@ -30,6 +30,17 @@ KLEIN_9B = _large(
     aliases=("flux.2-klein-9b",),
     files=("flux-2-klein-9b",),
 )
+KLEIN_9B_KV = _large(
+    name="flux2-klein-9b-kv",
+    repo="black-forest-labs/FLUX.2-klein-9b-kv",
+    title="FLUX.2 klein, 9B KV",
+    purpose="klein 9B whose reference pictures are computed once for all steps",
+    gated=True,
+    steps=4,
+    guidance=1.0,
+    aliases=("flux.2-klein-9b-kv",),
+    files=("flux-2-klein-9b-kv", "flux-2-klein-9b-kv-fp8"),
+)
 BASE_4B = _small(
     name="flux2-klein-base-4b",
     repo="black-forest-labs/FLUX.2-klein-base-4B",
@@ -51,7 +62,7 @@ BASE_9B = _large(
     aliases=("flux.2-klein-base-9b",),
     files=("flux-2-klein-base-9b",),
 )
-KNOWN = (KLEIN_4B, KLEIN_9B, BASE_4B, BASE_9B)
+KNOWN = (KLEIN_4B, KLEIN_9B, KLEIN_9B_KV, BASE_4B, BASE_9B)
 SMALL_FILES = ConfigDownload(
     name="flux2-files",
     repo="black-forest-labs/FLUX.2-klein-4B",

@@ -1,20 +1,31 @@
 """Flux.2: its shift of noise levels, references, and the times of a step for the denoise loop. dev is
-guidance-distilled: its scale is an input, and a negative prompt needs a second prediction (`true_cfg`)."""
+guidance-distilled: its scale is an input, and a negative prompt needs a second prediction (`true_cfg`).
+
+References of klein KV do not depend on the step, so their keys and values are kept between the steps if memory allows;
+else they are computed again in each, with the same bits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 from qwenimg.common.families.flux2 import memory, references, texts
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers.flux2_conditioning import time_rows
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.timesteps import TimeDtype
 from qwenimg.common.pipeline.models.inputs import BlendedMask, PictureInputs, each_picture
-from qwenimg.common.pipeline.models.patch_model import PatchModel
+from qwenimg.common.pipeline.models.patch_model import Images, PatchModel
 from qwenimg.common.pipeline.steps.guidance import TRUE_CFG
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.runtime.engine import Array, Condition, NumpyArray
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
 
 LARGE = 4300  # image tokens; above it the shift does not depend on the steps
@@ -47,7 +58,8 @@ class Flux2(PatchModel):
         return memory.step_peak(self.config, tokens)
 
     def step_operations(self, image: int, text: int, references: int) -> float:
-        return memory.step_operations(self.config, image + text + references)
+        tokens = image + text + references
+        return memory.step_operations(self.config, tokens, tokens)
 
     def time_rows(self, request: Request, plan: SamplingPlan, sigma: float, dtype: TimeDtype) -> NumpyArray:
         guidance = request.guidance if self.config.guidance_embeds else None
@@ -62,3 +74,36 @@ class Flux2Dev(Flux2):
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         super().__init__(runtime, checkpoint)
         self.guidance = TRUE_CFG
+
+
+class Flux2KV(Flux2):
+    """FLUX.2 klein KV for `Pipeline`."""
+
+    @property
+    def heads(self) -> int:
+        """Zero: ranks do not share its tokens."""
+        return 0
+
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
+        branches, sharing, image = self.guidance.branches(request), self.sharing(request), shape.count
+        seen = sum(one.count for one in self.reference_shapes(request))
+        tokens = image + max(lengths)
+        score_bytes = scores(self.config.num_attention_heads, 1, tokens + seen, self.engine.workspace.score_bytes)
+        peak = memory.kept_peak(self.config, tokens, seen) + score_bytes
+        activations = self.runtime.call_bytes(self.checkpoint["transformer"], peak)
+        activations += kept_bytes(self.config.dim, [image] * len(branches)) if request.caches else 0
+        each = (memory.step_operations(self.config, image + length, image + length + seen) for length in lengths)
+        stage = self.denoising(plan, branches, sharing, activations, each)
+        if not seen:
+            return [stage]
+        known = memory.known_bytes(self.config, seen, self.runtime.precision.compute_dtype("transformer"))
+        [anew] = stage.splits
+        splits = (
+            replace(anew, activations=activations + len(branches) * known),
+            replace(anew, about="with references computed anew in each step"),
+        )
+        once = len(branches) * memory.step_operations(self.config, seen, seen)
+        return [replace(stage, splits=splits, operations=stage.operations + once)]
+
+    def condition(self, transformer: Any, text: Array, images: Images, split: Split) -> Condition:
+        return transformer.condition(text, images, not split.about)

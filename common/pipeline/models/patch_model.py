@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.numbers import packing
@@ -28,10 +28,13 @@ from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, NumpyArray, TimeStep
+from qwenimg.common.runtime.engine import Array, Condition, NumpyArray, TimeStep
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.runtime.stages import Split, Stage
+
+Images: TypeAlias = tuple[Sequence[tuple[int, int]], Sequence[Array]]
+"""Rows and columns in tokens of the image and of each reference, and the packed latents of the references."""
 
 
 class PatchModel(FlowModel):
@@ -64,6 +67,10 @@ class PatchModel(FlowModel):
     def time_rows(self, request: Request, plan: SamplingPlan, sigma: float, dtype: TimeDtype) -> NumpyArray:
         """Return the sinusoids of a prediction at the noise level `sigma`."""
 
+    def condition(self, transformer: Any, text: Array, images: Images, split: Split) -> Condition:
+        """Return the condition of a branch for text states and `images`, in the stage's `split`."""
+        return transformer.condition(text, images)
+
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         branches, sharing = self.guidance.branches(request), self.sharing(request)
         image, seen = shape.count, sum(one.count for one in self.reference_shapes(request))
@@ -78,7 +85,7 @@ class PatchModel(FlowModel):
         grid, branches = shape.grid(1), self.guidance.branches(request)
         texts = self.texts.states([branch.prompt for branch in branches])
         [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        transformer, _ = self.residents.acquire(stage)
+        transformer, split = self.residents.acquire(stage)
         dtype = self.runtime.precision.time_dtype()
 
         def inputs(x: Array, sigma: float) -> tuple[Array, TimeStep]:
@@ -89,7 +96,8 @@ class PatchModel(FlowModel):
             tokens = [self.engine.array(packing.tokens(latents)) for latents in initial.references]
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
-                return Pass(transformer, transformer.condition(texts[positions[0]], (grids, tokens)), inputs)
+                text = texts[positions[0]]
+                return Pass(transformer, self.condition(transformer, text, (grids, tokens), split), inputs)
 
             return phases(plan, branches, 1, make_pass)
 

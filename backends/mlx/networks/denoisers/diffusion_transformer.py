@@ -127,6 +127,19 @@ class RotaryAttention(mlx.nn.Module):
         return self.attended(x, rope)
 
 
+def with_known(attend: ops.Attend, k: Array, v: Array, known: Pair | None) -> Pair:
+    """Return keys and values [B L H D] as `attend` takes them, with those that are `known` behind them."""
+    if known is None:
+        return k, v
+    return ops.joined(k, known[0], v.dtype), ops.joined(v, attend.values(known[1]), v.dtype)
+
+
+def kept(attend: ops.Attend, k: Array, v: Array) -> Pair:
+    """Return keys and values [B L H D], which are as `attend` takes them, as those that are `known` later: without its
+    scale."""
+    return ops.stream(k, v.dtype), attend.result(v)
+
+
 class JointAttention(mlx.nn.Module):
     def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
         super().__init__()
@@ -149,9 +162,11 @@ class JointAttention(mlx.nn.Module):
         """[B L C] -> [B L H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def __call__(self, img: Array, txt: Array, rope: Rope, mask: Array | None = None) -> Pair:
+    def __call__(
+        self, img: Array, txt: Array, rope: Rope, mask: Array | None = None, known: Pair | None = None
+    ) -> Pair:
         """Attend over both streams, img [B L C] and txt [B S C], and keep their shapes. Text comes first in the
-        joint sequence."""
+        joint sequence. known: further keys and values, which both see."""
         img_freqs, txt_freqs = rope
         v = self.attend.values(self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img)))
         img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_freqs, v.dtype)
@@ -160,7 +175,7 @@ class JointAttention(mlx.nn.Module):
         txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_freqs, v.dtype)
 
         q, k = ops.joined(txt_q, img_q, v.dtype), ops.joined(txt_k, img_k, v.dtype)
-        out = self.attend(q, k, v, mask)
+        out = self.attend(q, *with_known(self.attend, k, v, known), mask)
 
         S = txt.shape[1]
         return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])
@@ -184,9 +199,10 @@ class JointBlock(mlx.nn.Module):
         feed_forwards: tuple[mlx.nn.Module, mlx.nn.Module],
         index: Array | None = None,
         mask: Array | None = None,
+        known: Pair | None = None,
     ) -> Pair:
         """Update img [B L C] and txt [B S C] with mods ([R 6C], [1 6C]) and the feed-forwards of both. `index` [L]
-        gives image tokens their row."""
+        gives image tokens their row; known: further keys and values, which both see."""
         shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
         (img_mlp, txt_mlp), dtype, eps = feed_forwards, self.attn.to_q.dtype, self.eps
@@ -196,6 +212,7 @@ class JointBlock(mlx.nn.Module):
             ops.norm_modulate(txt, txt_shift1, txt_scale1, dtype, eps),
             rope,
             mask,
+            known,
         )
         img = ops.gated(img, gate1, img_out)
         txt = ops.gated(txt, txt_gate1, txt_out)

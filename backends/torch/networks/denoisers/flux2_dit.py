@@ -20,6 +20,7 @@ from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
     Rope,
     StreamModulation,
     TimestepEmbedding,
+    with_known,
 )
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import flux2_conditioning
@@ -75,17 +76,24 @@ class ParallelAttention(torch.nn.Module):
         part = y[..., number * self.dim : (number + 1) * self.dim]
         return part.reshape(*part.shape[:2], -1, self.head_dim)
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
-        """[B S+L C] -> [B S+L C]."""
-        y = self.to_qkv_mlp_proj(x)
+    def projected(self, y: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values: [B L 3C+2M] -> [B L H D] each."""
         v = self.attend.values(self.heads(y, 2))
         q = ops.rotate_pairs(self.norm_q(self.heads(y, 0)), rope, v.dtype)
         k = ops.rotate_pairs(self.norm_k(self.heads(y, 1)), rope, v.dtype)
-        out = self.attend(q, k, v)
+        return q, k, v
 
+    def out(self, attended: Tensor, y: Tensor) -> Tensor:
+        """Return the layer out of the attention's result [B L C] and the feed-forward's of [B L 3C+2M]."""
         gate = 3 * self.dim
         hidden = ops.swiglu(y[..., gate : gate + self.hidden], y[..., gate + self.hidden :])
-        return self.to_out(torch.cat((out, hidden), dim=-1))
+        return self.to_out(torch.cat((attended, hidden), dim=-1))
+
+    def forward(self, x: Tensor, rope: Tensor, known: Pair | None = None) -> Tensor:
+        """[B S+L C] -> [B S+L C]. known: further keys and values."""
+        y = self.to_qkv_mlp_proj(x)
+        q, k, v = self.projected(y, rope)
+        return self.out(self.attend(q, *with_known(self.attend, k, v, known)), y)
 
 
 class SingleBlock(torch.nn.Module):
@@ -98,6 +106,10 @@ class SingleBlock(torch.nn.Module):
 
     def forward(self, img: Tensor, txt: Tensor, mod: Tensor, rope: Tensor) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first."""
+        return self.streams(img, txt, mod, rope)
+
+    def streams(self, img: Tensor, txt: Tensor, mod: Tensor, rope: Tensor, known: Pair | None = None) -> Pair:
+        """Update both streams. known: further keys and values, which both see."""
         shift, scale, gate = ops.chunks(mod, 3, None)
         dtype, S = self.attn.to_qkv_mlp_proj.dtype, txt.shape[1]
         x = ops.joined(
@@ -105,7 +117,7 @@ class SingleBlock(torch.nn.Module):
             ops.norm_modulate(img, shift, scale, dtype, self.eps),
             dtype,
         )
-        update = self.attn(x, rope)
+        update = self.attn(x, rope, known)
         return ops.clipped(ops.gated(img, gate, update[:, S:])), ops.clipped(ops.gated(txt, gate, update[:, :S]))
 
 
@@ -113,6 +125,8 @@ class SingleBlock(torch.nn.Module):
 
 
 class Flux2Transformer(torch.nn.Module):
+    double_block, single_block = DoubleBlock, SingleBlock
+
     def __init__(self, config: Flux2Config, stream: torch.dtype):
         super().__init__()
         self.stream = stream
@@ -123,9 +137,9 @@ class Flux2Transformer(torch.nn.Module):
         self.single_stream_modulation = StreamModulation(config.dim, 3)
         self.x_embedder = ops.Linear(config.in_channels, config.dim, bias=False)
         self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim, bias=False)
-        self.transformer_blocks = torch.nn.ModuleList([DoubleBlock(config) for _ in range(config.num_layers)])
+        self.transformer_blocks = torch.nn.ModuleList([self.double_block(config) for _ in range(config.num_layers)])
         singles = range(config.num_single_layers)
-        self.single_transformer_blocks = torch.nn.ModuleList([SingleBlock(config) for _ in singles])
+        self.single_transformer_blocks = torch.nn.ModuleList([self.single_block(config) for _ in singles])
         self.norm_out = FinalNorm(config.dim, config.eps, bias=False)
         self.proj_out = ops.Linear(config.dim, config.in_channels, bias=False)
 
