@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn
@@ -127,7 +128,8 @@ class SingleBlock(mlx.nn.Module):
 
 
 class Flux2Transformer(mlx.nn.Module):
-    double_block, single_block = DoubleBlock, SingleBlock
+    double_block: Any = DoubleBlock  # the classes of its blocks
+    single_block: Any = SingleBlock
 
     def __init__(self, config: Flux2Config, stream: mx.Dtype):
         super().__init__()

@@ -35,11 +35,13 @@ class Attention(JointAttention):
 
 
 class DoubleBlock(flux2_dit.DoubleBlock):
+    attn: Attention
+
     def __init__(self, config: Flux2Config):
         super().__init__(config)
         self.attn = Attention(config.dim, config.attention_head_dim, config.eps, bias=False)
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, img: Array, txt: Array, ref: Array | None, mods: Pair, rope: Rope, own: Pair, known: Pair | None
     ) -> tuple[Array, Array, Array | None, Pair | None]:
         """Run the block on img [B L C] and txt [B S C] with mods ([1 6C], [1 6C]), and on references ref [B R C], with
@@ -59,7 +61,7 @@ class DoubleBlock(flux2_dit.DoubleBlock):
 
 
 class SingleBlock(flux2_dit.SingleBlock):
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, img: Array, txt: Array, ref: Array | None, mod: Array, rope: Array, own: Pair, known: Pair | None
     ) -> tuple[Array, Array, Array | None, Pair | None]:
         """Run the block like a `DoubleBlock`, with mod [1 3C]. `rope` has the text first."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,7 +126,8 @@ class SingleBlock(torch.nn.Module):
 
 
 class Flux2Transformer(torch.nn.Module):
-    double_block, single_block = DoubleBlock, SingleBlock
+    double_block: Any = DoubleBlock  # the classes of its blocks
+    single_block: Any = SingleBlock
 
     def __init__(self, config: Flux2Config, stream: torch.dtype):
         super().__init__()

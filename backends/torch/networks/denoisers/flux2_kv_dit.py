@@ -34,11 +34,13 @@ class Attention(JointAttention):
 
 
 class DoubleBlock(flux2_dit.DoubleBlock):
+    attn: Attention
+
     def __init__(self, config: Flux2Config):
         super().__init__(config)
         self.attn = Attention(config.dim, config.attention_head_dim, config.eps, bias=False)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, img: Tensor, txt: Tensor, ref: Tensor | None, mods: Pair, rope: Rope, own: Pair, known: Pair | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Pair | None]:
         """Run the block on img [B L C] and txt [B S C] with mods ([1 6C], [1 6C]), and on references ref [B R C], with
@@ -58,7 +60,7 @@ class DoubleBlock(flux2_dit.DoubleBlock):
 
 
 class SingleBlock(flux2_dit.SingleBlock):
-    def forward(
+    def forward(  # type: ignore[override]
         self, img: Tensor, txt: Tensor, ref: Tensor | None, mod: Tensor, rope: Tensor, own: Pair, known: Pair | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Pair | None]:
         """Run the block like a `DoubleBlock`, with mod [1 3C]. `rope` has the text first."""
