@@ -16,6 +16,11 @@ def parts_of(header: Header) -> list[str]:
     return [part for part in PARTS if part in there]
 
 
+def is_model(header: Header, denoiser: Layouts) -> bool:
+    """Return whether a file with this header has the transformer and another part of the model."""
+    return denoiser.find_in(header) is not None and bool(parts_of(header))
+
+
 def named_parts(header: Header, denoiser: Layouts, prefixes: Mapping[str, str]) -> list[str]:
     """Return the parts in a file with this header that has a transformer with its authors' names; none of another file.
     prefixes: the starts of the names of the text encoders."""

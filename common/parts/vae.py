@@ -263,6 +263,16 @@ def scaled_halves(residents: Residents, component: Component, *, samples: bool =
     return VAEHalves(residents, component, config.block_out_channels[0], statistics, samples=samples)
 
 
+def standardized_halves(residents: Residents, component: Component, *, samples: bool = True) -> VAEHalves:
+    """Return the halves of a VAE of Qwen-Image, whose latents have a mean and a standard deviation for each channel.
+    samples: as for `VAEHalves`."""
+    config = component.config
+    if tiny_vae.is_tiny(component):
+        return TinyHalves(residents, component)
+    statistics = standardized(config.latents_mean, config.latents_std)
+    return VAEHalves(residents, component, config.base_dim, statistics, samples=samples)
+
+
 def patched_halves(residents: Residents, component: Component) -> VAEHalves:
     """Return the halves of FLUX.2's VAE, whose network has the statistics of its latents, which are patches."""
     if tiny_vae.is_tiny(component):

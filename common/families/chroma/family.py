@@ -11,7 +11,6 @@ from qwenimg.common.families.chroma.model import Chroma
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import KL_VAE, T5, ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import chroma_names
 from qwenimg.common.parts import flux_blocks, known_configs, merged_file
 from qwenimg.common.request.request import Defaults
@@ -28,11 +27,6 @@ KIND = replace(
 )
 
 
-def _is_model(header: Header) -> bool:
-    """Return whether a file with this header has another part of the model beside the transformer."""
-    return chroma_names.LAYOUTS.find_in(header) is not None and bool(merged_file.parts_of(header))
-
-
 FAMILY = Family(
     name="chroma",
     title="Chroma",
@@ -44,7 +38,13 @@ FAMILY = Family(
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(title="Chroma", parts=(*NETWORKS,), is_in=_is_model, open=OPENING.open_parts, fits=FITS),
+        ModelFile(
+            title="Chroma",
+            parts=(*NETWORKS,),
+            is_in=lambda header: merged_file.is_model(header, chroma_names.LAYOUTS),
+            open=OPENING.open_parts,
+            fits=FITS,
+        ),
         PartFile(option="transformer", title="Chroma's transformer", layouts=chroma_names.LAYOUTS),
         T5,
         KL_VAE,

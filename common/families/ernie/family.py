@@ -13,7 +13,6 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.part_file import FLUX_2_VAE, MINISTRAL_3, ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.formats.stored import Header
 from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -52,11 +51,6 @@ def _like(checkpoint: Checkpoint) -> KnownModel:
     return TURBO if checkpoint.distilled else IMAGE
 
 
-def _is_model(header: Header) -> bool:
-    """Return whether a file with this header has another part of the model beside the transformer."""
-    return LAYOUTS["transformer"].find_in(header) is not None and bool(merged_file.parts_of(header))
-
-
 FAMILY = Family(
     name="ernie",
     title="ERNIE-Image",
@@ -69,7 +63,13 @@ FAMILY = Family(
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(title="ERNIE-Image", parts=(*NETWORKS,), is_in=_is_model, open=OPENING.open_parts, fits=FITS),
+        ModelFile(
+            title="ERNIE-Image",
+            parts=(*NETWORKS,),
+            is_in=lambda header: merged_file.is_model(header, LAYOUTS["transformer"]),
+            open=OPENING.open_parts,
+            fits=FITS,
+        ),
         PartFile(
             option="transformer",
             title="ERNIE-Image's transformer",

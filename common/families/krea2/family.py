@@ -15,7 +15,6 @@ from qwenimg.common.families.krea2.known import LICENSE, RAW, TURBO, of_name
 from qwenimg.common.families.krea2.model import Krea2
 from qwenimg.common.families.part_file import QWEN3_VL, QWEN_VAE, ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.formats.stored import Header
 from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -53,11 +52,6 @@ def _like(checkpoint: Checkpoint) -> KnownModel:
     return TURBO if checkpoint.distilled else RAW
 
 
-def _is_model(header: Header) -> bool:
-    """Return whether a file with this header has another part of the model beside the transformer."""
-    return LAYOUTS["transformer"].find_in(header) is not None and bool(merged_file.parts_of(header))
-
-
 def _described(folder: Path) -> str:
     index = folder / INDEX
     turbo = is_distilled(index) if is_file(index) else of_name(display_name(folder)) is TURBO
@@ -80,7 +74,13 @@ FAMILY = Family(
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(title="Krea 2", parts=(*NETWORKS,), is_in=_is_model, open=OPENING.open_parts, fits=FITS),
+        ModelFile(
+            title="Krea 2",
+            parts=(*NETWORKS,),
+            is_in=lambda header: merged_file.is_model(header, LAYOUTS["transformer"]),
+            open=OPENING.open_parts,
+            fits=FITS,
+        ),
         PartFile(
             option="transformer",
             title="Krea 2's transformer",

@@ -16,9 +16,8 @@ from qwenimg.common.networks.denoisers.krea2_conditioning import time_row
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import tiny_vae, vae
+from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, shapes_of
 from qwenimg.common.pipeline.steps.denoiser import phases
 from qwenimg.common.pipeline.steps.guidance import Guidance
@@ -48,12 +47,8 @@ class Krea2(FlowModel):
     config: Krea2Config
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
-        residents, part = Residents(runtime), checkpoint["vae"]
-        if tiny_vae.is_tiny(part):
-            halves: VAEHalves = vae.TinyHalves(residents, part)
-        else:
-            statistics = vae.standardized(part.config.latents_mean, part.config.latents_std)
-            halves = VAEHalves(residents, part, part.config.base_dim, statistics)
+        residents = Residents(runtime)
+        halves = vae.standardized_halves(residents, checkpoint["vae"])
         super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, TEMPLATE), halves)
         self.channels = self.config.in_channels // PATCH**2
         self.guidance = Guidance(formula=from_prompt, off=inf if checkpoint.distilled else 0.0)

@@ -23,7 +23,6 @@ from qwenimg.common.families.longcat.known import IMAGE, of_name
 from qwenimg.common.families.longcat.model import LongCat, LongCatEdit
 from qwenimg.common.families.part_file import KL_VAE, ModelFile, PartFile, TinyVAEFile
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import longcat_names
 from qwenimg.common.networks.encoders import language_names, qwen_vl_vision
 from qwenimg.common.numbers import sizes
@@ -33,11 +32,6 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 KIND = replace(flux_blocks.KIND, texts={"fp16": "bfloat16"})  # Qwen2.5-VL's activations are beyond float16
-
-
-def _is_model(header: Header) -> bool:
-    """Return whether a file with this header has another part of the model beside the transformer."""
-    return longcat_names.LAYOUTS.find_in(header) is not None and bool(merged_file.parts_of(header))
 
 
 def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
@@ -70,7 +64,13 @@ FAMILY = Family(
     load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
     open=OPENING.open,
     files=(
-        ModelFile(title="LongCat-Image", parts=(*NETWORKS,), is_in=_is_model, open=OPENING.open_parts, fits=FITS),
+        ModelFile(
+            title="LongCat-Image",
+            parts=(*NETWORKS,),
+            is_in=lambda header: merged_file.is_model(header, longcat_names.LAYOUTS),
+            open=OPENING.open_parts,
+            fits=FITS,
+        ),
         PartFile(
             option="transformer",
             title="LongCat-Image's transformer",

@@ -55,8 +55,7 @@ class QwenPart:
 
 def is_model(header: Header) -> bool:
     """Return whether a file with this header has the transformer and another part of the model."""
-    known = LAYOUTS["transformer"].find_in(header) is not None
-    return known and header.format != "GGUF" and bool(merged_file.parts_of(header))
+    return header.format != "GGUF" and merged_file.is_model(header, LAYOUTS["transformer"])
 
 
 def _describe(part: str, header: Header) -> Description | None:

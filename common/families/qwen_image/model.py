@@ -16,11 +16,10 @@ from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import tiny_vae, vae
+from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.captions import CaptionTexts
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.steps.denoiser import Phase, phases
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg_with_norm
@@ -50,13 +49,7 @@ class QwenImage(FlowModel):
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents, vae_config = Residents(runtime), checkpoint["vae"].config
         kind = variants.VARIANTS[checkpoint.variant]
-        if tiny_vae.is_tiny(checkpoint["vae"]):
-            halves: VAEHalves = vae.TinyHalves(residents, checkpoint["vae"])
-        else:
-            statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
-            halves = VAEHalves(
-                residents, checkpoint["vae"], vae_config.base_dim, statistics, samples=not kind.images[0]
-            )
+        halves = vae.standardized_halves(residents, checkpoint["vae"], samples=not kind.images[0])
         texts: TemplateTexts | PictureTexts
         if kind.edits:
             texts = PictureTexts(residents, checkpoint, kind.around)

@@ -32,7 +32,6 @@ from qwenimg.common.parts.texts.picture_texts import (
     PictureTexts,
     SeenPictures,
 )
-from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures.patches import QWEN3_VL
 from qwenimg.common.pipeline.models.diffusion_model import Image
 from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
@@ -84,8 +83,7 @@ class QwenImage21(FlowModel):
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents, component = Residents(runtime), checkpoint["vae"]
-        statistics = vae.standardized(component.config.latents_mean, component.config.latents_std)
-        halves = VAEHalves(residents, component, component.config.base_dim, statistics, samples=False)
+        halves = vae.standardized_halves(residents, component, samples=False)
         texts = PictureTexts(residents, checkpoint, AROUND, levels.alone)
         super().__init__(runtime, checkpoint, residents, texts, halves)
         self.channels = component.config.z_dim

@@ -12,7 +12,6 @@ from qwenimg.common.families.z_image import control
 from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, OPENING, is_turbo, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import zimage_control, zimage_control_names, zimage_dit, zimage_names
 from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -39,11 +38,6 @@ KIND = DenoiserKind(
 )
 
 
-def _is_model(header: Header) -> bool:
-    """Return whether a file with this header has another part of the model beside the transformer."""
-    return zimage_names.LAYOUTS.find_in(header) is not None and bool(merged_file.parts_of(header))
-
-
 FAMILY = Family(
     name="z-image",
     title="Z-Image",
@@ -63,7 +57,13 @@ FAMILY = Family(
             is_in=lambda header: zimage_control_names.LAYOUTS.find_in(header) is not None,
             use="-m MODEL --control FILE=PICTURE",
         ),
-        ModelFile(title="Z-Image", parts=(*NETWORKS,), is_in=_is_model, open=OPENING.open_parts, fits=FITS),
+        ModelFile(
+            title="Z-Image",
+            parts=(*NETWORKS,),
+            is_in=lambda header: merged_file.is_model(header, zimage_names.LAYOUTS),
+            open=OPENING.open_parts,
+            fits=FITS,
+        ),
         PartFile(
             option="transformer",
             title="Z-Image's transformer",
