@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common.families.flux2 import model, references
+from qwenimg.common.families.flux2 import references, texts
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.networks.denoisers import flux2_conditioning
 from qwenimg.common.numbers import noise, packing
@@ -248,7 +248,7 @@ def text_without_pads(patch: Patch) -> None:
 
 
 def template_that_thinks(patch: Patch) -> None:
-    patch.set(Flux2, "template", replace(model.TEMPLATE, text=model.TEMPLATE.text.partition("<think>")[0]))
+    patch.set(Flux2, "template", replace(texts.KLEIN, text=texts.KLEIN.text.partition("<think>")[0]))
 
 
 def tokens_columns_first(patch: Patch) -> None:
