@@ -19,7 +19,7 @@ from qwenimg.backends.mlx.ops.quantized import QuantizedLinear as MlxQuantized
 from qwenimg.backends.torch import compile as compiling_torch
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.unet import ResidualBlock
-from qwenimg.backends.torch.ops import images, products, whole
+from qwenimg.backends.torch.ops import images, layers, products, whole
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.products import _can_fuse
 from qwenimg.backends.torch.ops.quantized import QuantizedLinear
@@ -273,3 +273,24 @@ def compiled_to(made: torch.nn.Module, *given: torch.Tensor) -> tuple[str, list[
     assert "copy_" not in call and "clone" not in call and "mm(reinterpret" not in call
     assert error(result, made(*given).double()) < LIMITS["bfloat16"]
     return call, kernels
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 4), (8,), (4, 2), (9,), (2,)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_a_few_rows(shape: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As texts that are written at once have: computed as the transpose, where the product is in float32."""
+    layer = on_torch(ops.Linear(24, 40, bias=bias), "float32", 24, 40)
+    if not bias:
+        layer.bias = None
+    x, few = torch.from_numpy(given(*shape, 24, seed=3)), list[int]()
+    transposed = layers._linear_of_few
+    monkeypatch.setattr(layers, "MANY_WEIGHTS", 24 * 40)
+    monkeypatch.setattr(layers, "_linear_of_few", lambda *given: [few.append(1), transposed(*given)][1])
+    found = layer(x)
+    right = F.linear(x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    print(f"{error(found, right):.1e}")
+    assert found.shape == right.shape and found.is_contiguous() and error(found, right) < 1e-6
+    assert len(few) == (3 <= x.numel() // 24 <= 8)
+    layer(x.bfloat16()), layer(torch.cat((x, x.new_zeros((*shape, 24))), dim=-1)[..., :24])
+    assert len(few) == (3 if 3 <= x.numel() // 24 <= 8 else 0), "in the layer's dtype, and of parts"

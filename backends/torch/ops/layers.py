@@ -22,6 +22,7 @@ WIDE_VALUES = 2**21  # values of a linear layer's weight that are widened at onc
 # Bytes of a convolution's weight that oneDNN lays out at once: the fastest sizes measured
 LAID_OUT = {torch.float32: 2**24, torch.bfloat16: 2**25, torch.float16: 2**25}
 IN_CACHE = 2**16  # values of an input that a CPU rotates at once
+FEW, MANY_WEIGHTS = range(3, 9), 2**23  # rows, and values of a weight, for which MKL reads that once for each row
 WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, to save memory
 
 
@@ -57,6 +58,8 @@ def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `F.linear`, without a second rounding where the rows of a batch [B L C] are parts of longer ones: there
     torch would add the bias in a pass of its own."""
+    if _are_few(x, weight):
+        return _linear_of_few(x, weight, bias)
     parts = x.ndim == 3 and not x.is_contiguous() and x[0].is_contiguous()
     if bias is None or not parts or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
@@ -68,6 +71,20 @@ def _linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor
     for row, result in zip(x, out, strict=True):
         torch.addmm(bias, row, weight.t(), out=result)
     return out
+
+
+def _are_few(x: Tensor, weight: Tensor) -> bool:
+    rows = x.numel() // x.shape[-1] in FEW and weight.numel() >= MANY_WEIGHTS
+    plain = x.device.type == "cpu" and x.dtype == torch.float32
+    return rows and plain and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def _linear_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `F.linear` of a few rows, computed as its transpose: of 4 rows in 0.4 to 0.6 of the time (an EPYC without
+    16-bit products, MKL, one thread)."""
+    rows = x.reshape(-1, x.shape[-1]).t()
+    y = weight @ rows if bias is None else torch.addmm(bias[:, None], weight, rows)
+    return y.t().contiguous().view(*x.shape[:-1], -1)
 
 
 def _product(x: Tensor) -> Callable[..., Tensor]:
