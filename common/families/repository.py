@@ -25,7 +25,7 @@ _OF_OTHERS = ("model.safetensors.index.json", "model.safetensors", "0.safetensor
 _BESIDE = re.compile(
     r"(modular_)?model_index\.json|scheduler/scheduler_config\.json"
     r"|processor/((preprocessor_config|chat_template)\.json|chat_template\.jinja)"
-    r"|(tokenizer(_\d)?|processor|text_encoder)/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt|spiece\.model)"
+    r"|((t5_)?tokenizer(_\d)?|processor|text_encoder)/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt|spiece\.model)"
 )
 # A dot within the name of a weight file marks a variant (fp16), which is not used.
 _OF_COMPONENT = re.compile(r"config\.json|[A-Za-z0-9_-]{1,100}\.safetensors(\.index\.json)?")

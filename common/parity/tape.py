@@ -124,8 +124,9 @@ class _TextEncoder:
     def encode(self, ids: Any, *rest: Any) -> Any:
         result = self._opened.encode(ids, *rest)
         arrays = result if isinstance(result, tuple) else (result,)
-        # behind the numbers are slots of pictures, recorded before, or places and vectors of textual inversion
-        numbers, vectors = (rest[:1], rest[1:1]) if hasattr(self._opened, "slots") else (rest[:3], rest[3:])
+        # behind the numbers are slots of pictures, recorded before, places and vectors of textual inversion, or states
+        count = 0 if rest and isinstance(rest[0], np.ndarray) else 3
+        numbers, vectors = (rest[:1], rest[1:1]) if hasattr(self._opened, "slots") else (rest[:count], rest[count:])
         inputs = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in numbers), *vectors]
         recorded = self._tape.passed(self._name, inputs, tuple(map(self._engine.numpy, arrays)))
         if recorded is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders.decoder import DecoderConfig
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import NETWORKS, Network, import_network
 from qwenimg.common.parts.layouts import LAYOUTS
@@ -57,9 +58,14 @@ def _texts(checkpoint: Checkpoint) -> Iterator[ComponentNames]:
             yield clip_names(name, weights, *(["lora_te_"] if several and len(clips) == 1 else []), two=several)
         elif part.network == t5.NETWORK.name:
             yield t5_names(name, weights)
-        else:
+        elif isinstance(part.config, DecoderConfig):
             network = import_network(NETWORKS, part.network).NETWORK
             yield language_model_names(weights, network.manifest(part.config))
+        else:  # in the file of the denoiser, under a name of its own there
+            network = import_network(NETWORKS, part.network).NETWORK
+            paths = [key.removesuffix(".weight") for key in weights.keys() - network.tables if key.endswith(".weight")]
+            alone = {path: [f"{name}.{network.published(path)}"] for path in paths}
+            yield component_names(name, weights, DENOISER, alone)
 
 
 # Writing

@@ -21,6 +21,7 @@ _TEXT = re.compile(
 PARTS = ("text_encoder", "vae")
 """The parts beside a denoiser in the file of a whole model."""
 _UNUSED = ("logit_scale", "scaled_fp8")  # behind a text encoder's prefix
+_ADAPTER = re.compile(rf"(?:{'|'.join(map(re.escape, _OWN))})llm_adapter\.")  # of text, in a denoiser's file
 
 
 def part_of(key: str) -> str | None:
@@ -42,7 +43,8 @@ def plain(role: str, key: str) -> str | None:
     prefixes = DENOISERS[:-1] if role == "transformer" else ()
     if prefix := next((one for one in prefixes if key.startswith(one)), None):
         return key.removeprefix(prefix)
-    return None if key.startswith((*_OWN, *VAES)) else key
+    is_other = key.startswith((*_OWN, *VAES)) and not (role == "text" and _ADAPTER.match(key))
+    return None if is_other else key
 
 
 def prefixes(role: str, names: Iterable[str], sign: str) -> Iterable[str]:
