@@ -1,0 +1,196 @@
+"""Anima's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.anima_dit`.
+
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
+from qwenimg.common.networks.denoisers import anima_conditioning
+from qwenimg.common.networks.denoisers.anima_dit import HEAD_EPS, NORM_EPS, PATCH, AnimaConfig
+from qwenimg.common.runtime.engine import NumpyArray
+
+Pair = tuple[Tensor, Tensor]
+
+# Layers
+
+
+class PatchEmbed(torch.nn.Module):
+    def __init__(self, config: AnimaConfig):
+        super().__init__()
+        self.width = PATCH**2 * (config.in_channels + 1)
+        self.proj = ops.Linear(self.width, config.dim, bias=False)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """[B L 4*in] -> [B L C]; the last values of a patch mark padding, and are zero."""
+        return self.proj(ops.pad_tokens(latents.swapaxes(1, 2), self.width).swapaxes(1, 2))
+
+
+class TimestepEmbedding(torch.nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.linear_1 = ops.Linear(dim, dim, bias=False)
+        self.linear_2 = ops.Linear(dim, 3 * dim, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[1 C] -> [1 3C]."""
+        return self.linear_2(ops.silu(self.linear_1(features)))
+
+
+class TimeEmbed(torch.nn.Module):
+    def __init__(self, config: AnimaConfig):
+        super().__init__()
+        self.t_embedder = TimestepEmbedding(config.dim)
+        self.norm = ops.RMSNorm(config.dim, NORM_EPS)
+
+    def forward(self, features: Tensor) -> Pair:
+        """Return the time as modulations take it [1 C], and what all modulations share [1 3C]."""
+        return ops.silu(self.norm(features)), self.t_embedder(features)
+
+
+class Modulation(torch.nn.Module):
+    def __init__(self, config: AnimaConfig, vectors: int):
+        super().__init__()
+        self.vectors, self.width = vectors, vectors * config.dim
+        self.linear_1 = ops.Linear(config.dim, config.adaln_lora_dim, bias=False)
+        self.linear_2 = ops.Linear(config.adaln_lora_dim, self.width, bias=False)
+
+    def forward(self, time: Tensor, shared: Tensor) -> tuple[Tensor, ...]:
+        """Return shift and scale, and a gate in a block, [1 1 C] each."""
+        mod = ops.add(self.linear_2(self.linear_1(time)), shared[:, : self.width])
+        return ops.chunks(mod, self.vectors, None)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, config: AnimaConfig, context: int):
+        super().__init__()
+        dim, self.head_dim = config.dim, config.attention_head_dim
+        self.to_q = ops.Linear(dim, dim, bias=False)
+        self.to_k = ops.Linear(context, dim, bias=False)
+        self.to_v = ops.Linear(context, dim, bias=False)
+        self.to_out = torch.nn.ModuleList([ops.Linear(dim, dim, bias=False)])
+        self.norm_q = ops.RMSNorm(self.head_dim, HEAD_EPS)
+        self.norm_k = ops.RMSNorm(self.head_dim, HEAD_EPS)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def projected(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of x [B L C], and keys and values of `context` [B S C']: [B L H D], [B S H D] each."""
+        v = self.attend.values(self.heads(self.to_v(context)))
+        return self.norm_q(self.heads(self.to_q(x))), self.norm_k(self.heads(self.to_k(context))), v
+
+
+class SelfAttention(Attention):
+    def forward(self, x: Tensor, rope: Pair) -> Tensor:
+        """[B L C] -> [B L C]."""
+        q, k, v = self.projected(x, x)
+        return self.to_out[0](self.attend(ops.rotate_halves(q, *rope), ops.rotate_halves(k, *rope), v))
+
+
+class CrossAttention(Attention):
+    def forward(self, x: Tensor, txt: Tensor) -> Tensor:
+        """Attend to text [B S T]: [B L C] -> [B L C]."""
+        return self.to_out[0](self.attend(*self.projected(x, txt)))
+
+
+class FeedForwardIn(torch.nn.Module):
+    def __init__(self, config: AnimaConfig):
+        super().__init__()
+        self.proj = ops.Linear(config.dim, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.gelu_erf(self.proj(x))
+
+
+class FeedForward(torch.nn.Module):
+    def __init__(self, config: AnimaConfig):
+        super().__init__()
+        out = ops.Linear(config.hidden, config.dim, bias=False)
+        self.net = torch.nn.ModuleList([FeedForwardIn(config), torch.nn.Identity(), out])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B L C] -> [B L C]."""
+        return self.net[2](self.net[0](x))
+
+
+class TransformerBlock(torch.nn.Module):
+    def __init__(self, config: AnimaConfig):
+        super().__init__()
+        self.norm1 = Modulation(config, 3)
+        self.attn1 = SelfAttention(config, config.dim)
+        self.norm2 = Modulation(config, 3)
+        self.attn2 = CrossAttention(config, config.text_embed_dim)
+        self.norm3 = Modulation(config, 3)
+        self.ff = FeedForward(config)
+
+    def forward(self, x: Tensor, time: Tensor, shared: Tensor, txt: Tensor, rope: Pair) -> Tensor:
+        """Run the block on x [B L C]. time, shared: as `TimeEmbed` returns them; txt [B S T]."""
+        dtype = self.attn1.to_q.dtype
+        shift, scale, gate = self.norm1(time, shared)
+        x = ops.gated(x, gate, self.attn1(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS), rope))
+        shift, scale, gate = self.norm2(time, shared)
+        x = ops.gated(x, gate, self.attn2(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS), txt))
+        shift, scale, gate = self.norm3(time, shared)
+        return ops.gated(x, gate, self.ff(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS)))
+
+
+# Model
+
+
+class AnimaTransformer(torch.nn.Module):
+    def __init__(self, config: AnimaConfig, stream: torch.dtype):
+        super().__init__()
+        self.stream = stream
+        self.patch_embed = PatchEmbed(config)
+        self.time_embed = TimeEmbed(config)
+        self.transformer_blocks = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.num_layers)])
+        self.norm_out = Modulation(config, 2)
+        self.proj_out = ops.Linear(config.dim, PATCH**2 * config.out_channels, bias=False)
+
+    def forward(self, latents: Tensor, features: Tensor, txt: Tensor, rope: Pair) -> Tensor:
+        """Predict the velocity [1 L 4*in] for packed latents [1 L 4*in] and the sinusoid [1 C] of the time.
+
+        txt [1 S T]: text; rope: tables [L D/2].
+        """
+        time, shared = self.time_embed(features)
+        x = ops.stream(self.patch_embed(latents), self.stream)
+        for block in self.transformer_blocks:
+            x = ops.async_eval(block(x, time, shared, txt, rope))
+        shift, scale = self.norm_out(time, shared)
+        x = self.proj_out(ops.norm_modulate(x, shift, scale, self.proj_out.dtype, NORM_EPS))
+        return x.reshape(*x.shape[:2], PATCH**2, -1).swapaxes(2, 3).reshape(*x.shape)
+
+
+# Runner
+
+
+@dataclass(frozen=True)
+class Condition:
+    txt: Tensor
+    rope: Pair
+
+
+class Runner(LoadedNetwork[AnimaConfig, AnimaTransformer]):
+    network, role = AnimaTransformer, "transformer"
+
+    @ops.computes
+    def condition(self, text: Tensor, grid: tuple[int, int]) -> Condition:
+        """Prepare text [1 S T] for an image of `grid` rows and columns of tokens."""
+        tables = anima_conditioning.table(self.config, grid)
+        cos, sin = (ops.table(part, self.table_dtype, self.device) for part in tables)
+        return Condition(txt=text, rope=(cos, sin))
+
+    @ops.computes
+    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
+        """Predict the velocity [1 L 4*in] in float32 for packed latents x [1 L 4*in] and the sinusoid of the time."""
+        features = ops.table(step, self.table_dtype, self.device)
+        return ops.at_least_float32(self.model(x, features, condition.txt, condition.rope))

@@ -1,0 +1,154 @@
+"""Anima's transformer, which is Cosmos-Predict2's for single frames: configuration and manifest.
+
+What is unusual about it:
+- text is no part of the stream: each block attends to it, between the image's attention to itself and the feed-forward,
+  and sees the zeros with which text is filled up, since nothing masks them;
+- a block makes its shift, scale and gate by two narrow layers, as a LoRA would, and adds those that the time has for
+  all blocks; they are made of the normed sinusoid of the time, and not of its embedding;
+- the sinusoid is as wide as the stream, of a time in 0..1;
+- a patch has a channel more than the latents, which marks padding of a video and is zero for an image;
+- a patch has the order (c, dy, dx) on the way in and (dy, dx, c) on the way out;
+- RoPE turns halves by (0, row, column), with a longer base for each axis of the image; no projection has a bias.
+
+Source: the reference class of diffusers, and the configuration of Anima Base.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from qwenimg.common.base.block import Block, CachedBlocks
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks import params
+from qwenimg.common.networks.network import Network
+
+CLASS_NAME = "CosmosTransformer3DModel"
+
+PATCH = 2  # latents a side of a token
+NORM_EPS = 1e-6  # of the norms of the stream and of the time
+HEAD_EPS = 1e-5  # of the norms of queries and keys
+MODULATED = ("norm1", "norm2", "norm3")  # the modulations of a block
+_SWITCHED_OFF = ("extra_pos_embed_type", "use_crossattn_projection", "img_context_dim_in")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnimaConfig:
+    """The fields of `transformer/config.json`; the defaults are those of the published 2 B models."""
+
+    in_channels: int = 16
+    out_channels: int = 16
+    num_attention_heads: int = field(default=16, metadata={"max": 1024})
+    attention_head_dim: int = field(default=128, metadata={"max": 1024})
+    num_layers: int = field(default=28, metadata={"max": 1000})
+    mlp_ratio: float = field(default=4.0, metadata={"min": 0.01, "max": 100})
+    text_embed_dim: int = 1024
+    adaln_lora_dim: int = 256
+    patch_size: tuple[int, ...] = (1, PATCH, PATCH)
+    rope_scale: tuple[float, ...] = (1.0, 4.0, 4.0)
+    concat_padding_mask: bool = True
+    extra_pos_embed_type: str | None = None
+    use_crossattn_projection: bool = False
+    img_context_dim_in: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.patch_size != (1, PATCH, PATCH) or self.in_channels != self.out_channels:
+            raise ModelError(
+                f"patch_size {list(self.patch_size)} and channels {self.in_channels} in, {self.out_channels} out are "
+                f"not supported; expected [1, {PATCH}, {PATCH}] and as many out as in"
+            )
+        if self.attention_head_dim % 2 or self.attention_head_dim < 18:
+            raise ModelError(f"attention_head_dim {self.attention_head_dim} must be an even number from 18 on")
+        if len(self.rope_scale) != 3 or not all(0 < scale <= 1000 for scale in self.rope_scale):
+            raise ModelError(f"rope_scale {list(self.rope_scale)} must be three numbers above 0, at most 1000")
+        if not self.concat_padding_mask:
+            raise ModelError("concat_padding_mask is false: patches without the channel of padding are not supported")
+        for name in _SWITCHED_OFF:
+            if getattr(self, name):
+                raise ModelError(f"{name} is {getattr(self, name)!r}: only models without it are supported")
+
+    @property
+    def dim(self) -> int:
+        """The width of the stream."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def hidden(self) -> int:
+        """The width of the feed-forward; a ratio that a file's shapes show is rounded."""
+        return int(self.dim * self.mlp_ratio + 1e-6)
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """The channels of a head that RoPE turns by frame, row and column."""
+        side = self.attention_head_dim // 6 * 2
+        return self.attention_head_dim - 2 * side, side, side
+
+
+def manifest(config: AnimaConfig) -> Manifest:
+    """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
+    dim, narrow, patch = config.dim, config.adaln_lora_dim, PATCH**2
+    block = params.merge(
+        *(_modulation(name, dim, narrow, 3 * dim) for name in MODULATED),
+        params.under("attn1", _attention(dim, dim, config.attention_head_dim)),
+        params.under("attn2", _attention(dim, config.text_embed_dim, config.attention_head_dim)),
+        params.linear("ff.net.0.proj", config.hidden, dim, bias=False),
+        params.linear("ff.net.2", dim, config.hidden, bias=False),
+    )
+    return params.merge(
+        params.linear("patch_embed.proj", dim, patch * (config.in_channels + 1), bias=False),
+        params.linear("time_embed.t_embedder.linear_1", dim, dim, bias=False),
+        params.linear("time_embed.t_embedder.linear_2", 3 * dim, dim, bias=False),
+        params.norm("time_embed.norm", dim),
+        params.repeat("transformer_blocks", config.num_layers, block),
+        _modulation("norm_out", dim, narrow, 2 * dim),
+        params.linear("proj_out", patch * config.out_channels, dim, bias=False),
+    )
+
+
+def _modulation(name: str, dim: int, narrow: int, outputs: int) -> Manifest:
+    layers = params.linear("linear_1", narrow, dim, bias=False), params.linear("linear_2", outputs, narrow, bias=False)
+    return params.under(name, *layers)
+
+
+def _attention(dim: int, context: int, head_dim: int) -> Manifest:
+    inputs = {"to_q": dim, "to_k": context, "to_v": context, "to_out.0": dim}
+    return params.merge(
+        *(params.linear(name, dim, width, bias=False) for name, width in inputs.items()),
+        *(params.norm(name, head_dim) for name in ("norm_q", "norm_k")),
+    )
+
+
+def cached_blocks(config: AnimaConfig) -> CachedBlocks:
+    """Return all blocks but the first."""
+    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
+    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
+
+
+NETWORK = Network(
+    name="anima_dit",
+    role="transformer",
+    kind=CLASS_NAME,
+    config=AnimaConfig,
+    manifest=manifest,
+    ignored=frozenset(
+        {
+            # of videos alone: positions past an image's, other pictures, control networks
+            *("max_size", "controlnet_block_every_n", "img_context_num_tokens", "img_context_dim_out"),
+            *("crossattn_proj_in_channels", "encoder_hidden_states_channels"),
+        }
+    ),
+    blocks=re.compile(r"transformer_blocks\.\d+\.(?:attn\d|ff)\..*\.weight"),
+    streamable=re.compile(r"(transformer_blocks\.\d+)\."),
+    lora_prefix="diffusion_model.",
+    compiled=re.compile(r"transformer_blocks\.\d+"),
+    cached_blocks=cached_blocks,
+    traced=(
+        Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),
+        Block(name="time", paths=re.compile("time_embed")),
+        Block(name="start", paths=re.compile("patch_embed")),
+        Block(name="head", paths=re.compile("norm_out|proj_out")),
+        Block(name="model", paths=re.compile("")),
+    ),
+    architectures=frozenset({"cosmos"}),
+)
