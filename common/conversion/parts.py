@@ -31,7 +31,6 @@ from qwenimg.common.weights.write import Weight, shards
 SHARD = 2_000_000_000  # bytes of a file: the most that a continued run writes again
 MAX_SMALL = 64 << 20  # bytes of a tokenizer's file
 LICENSES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "LICENSE.TXT")
-_STEMS = {"text": "model"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +75,7 @@ def _part(name: str, network: Network, component: Component, dtype: str | None) 
     most = max(SHARD, 2 * sum(weight.nbytes for weight in weights) // MAX_SHARDS)
     return ConvertedPart(
         name=name,
-        stem=_STEMS.get(network.role, "diffusion_pytorch_model"),
+        stem="model" if network.key == "model_type" else "diffusion_pytorch_model",  # of transformers or diffusers
         shards=tuple(tuple(shard) for shard in shards(weights, most)),
         config=_config(network, component) | _quantization(weights),
         source=fingerprint(component.plan.files),
