@@ -292,6 +292,14 @@ def tiny_krea2(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_anima(shared_folder: Path) -> Path:
+    """A tiny Anima folder, written by diffusers; see `tiny_anima`."""
+    from support.tiny_anima import write_tiny_anima
+
+    return written(shared_folder / "tiny-anima", write_tiny_anima)
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
@@ -305,6 +313,7 @@ def tiny(
     tiny_chroma: Path,
     tiny_ernie: dict[str, Path],
     tiny_krea2: dict[str, Path],
+    tiny_anima: Path,
     tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
 ) -> dict[str, Path]:
@@ -313,7 +322,7 @@ def tiny(
     qwen = {"qwen": tiny_folder, "qwen-layered": tiny_layered, "qwen21": tiny_qwen21["qwen21"]} | tiny_edit
     return (
         qwen
-        | {"z-image": tiny_zimage, "chroma": tiny_chroma, "sd3": tiny_sd3["medium"]}
+        | {"z-image": tiny_zimage, "chroma": tiny_chroma, "anima": tiny_anima, "sd3": tiny_sd3["medium"]}
         | flux
         | tiny_flux2
         | tiny_flux3

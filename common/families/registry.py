@@ -13,6 +13,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind, fits
+from qwenimg.common.families.anima.family import FAMILY as ANIMA
 from qwenimg.common.families.chroma.family import FAMILY as CHROMA
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.ernie.family import FAMILY as ERNIE
@@ -55,6 +56,7 @@ FAMILIES: tuple[Family, ...] = (
     CHROMA,
     ERNIE,
     KREA_2,
+    ANIMA,
 )
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
 _KNOWN = "`qwenimg models` lists what is known"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.networks.denoisers import (
+    anima_names,
     chroma_names,
     ernie_names,
     flux2_names,
@@ -27,6 +28,7 @@ LAYOUTS: tuple[Layouts, ...] = (
     chroma_names.LAYOUTS,
     ernie_names.LAYOUTS,
     krea2_names.LAYOUTS,
+    anima_names.LAYOUTS,
     qwen_names.LAYOUTS,
     qwen21_names.LAYOUTS,
     sd3_names.LAYOUTS,

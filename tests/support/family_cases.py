@@ -40,6 +40,7 @@ KINDS = {
     "chroma": "chroma",
     "ernie": "ernie",
     "krea2": "krea2",
+    "anima": "anima",
     "toy": "toy",
 }
 FIRST = {family: kind for kind, family in reversed(KINDS.items()) if family != "toy"}

@@ -1,0 +1,114 @@
+"""Rows from which an Anima is opened: its networks, of which the text conditioner may be in the transformer's file, and
+whether it is distilled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.hf_cache import display_name
+from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.families import tokenizers
+from qwenimg.common.families.anima.known import BASE, SMALL_FILES, T5_TOKENIZER, is_turbo
+from qwenimg.common.families.fits import Fit
+from qwenimg.common.families.opening import Given, Opening, Source
+from qwenimg.common.formats.headers import peek
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers import anima_dit, anima_names
+from qwenimg.common.networks.encoders import anima_conditioner, anima_conditioner_names, language_names, qwen
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.parts import merged_file
+from qwenimg.common.parts.components import open_tokenizer
+from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
+from qwenimg.common.prompts import t5
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
+
+CONDITIONER = "text_conditioner"
+
+
+def _normed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of the text encoder are those after its final norm."""
+    return {**qwen.QWEN3.fields(data), "taps": ()}
+
+
+NETWORKS: dict[str, Network] = {
+    "transformer": anima_dit.NETWORK,
+    "text_encoder": replace(qwen.QWEN3, fields=_normed),
+    CONDITIONER: anima_conditioner.NETWORK,
+    "vae": qwen_vae.NETWORK,
+}
+LAYOUTS = {
+    "transformer": anima_names.LAYOUTS,
+    "text_encoder": language_names.QWEN3,
+    CONDITIONER: anima_conditioner_names.LAYOUTS,
+}
+FITS = (
+    Fit(
+        "the text conditioner wants text states of {} channels, the text encoder makes {}",
+        lambda configs: configs[CONDITIONER].source_dim,
+        lambda configs: [configs["text_encoder"].state_size],
+    ),
+    Fit(
+        "the transformer wants text of {} channels, the text conditioner makes {}",
+        lambda configs: configs["transformer"].text_embed_dim,
+        lambda configs: [configs[CONDITIONER].target_dim],
+    ),
+    Fit(
+        "the transformer takes {} channels, the VAE's latents have {}",
+        lambda configs: configs["transformer"].in_channels,
+        lambda configs: [configs["vae"].z_dim],
+    ),
+)
+
+
+def has_conditioner(header: Header) -> bool:
+    """Return whether a file with this header has a text conditioner."""
+    return LAYOUTS[CONDITIONER].find(header.tensors) is not None
+
+
+def parts_of(header: Header) -> Collection[str]:
+    """Return the parts in the file of a model with this header."""
+    own = [CONDITIONER] if has_conditioner(header) else []
+    return ("transformer", *own, *merged_file.parts_of(header))
+
+
+def _given(source: Source) -> Given:
+    """Return the parts that the user gives; the file of a transformer has the text conditioner too."""
+    parts = dict(source.options.parts)
+    transformer = parts.get("transformer")
+    inside = transformer is not None and is_file(transformer) and has_conditioner(peek(transformer))
+    return parts | ({CONDITIONER: transformer} if inside and transformer else {})
+
+
+def _tokenizers(source: Source, parts: Mapping[str, Component]) -> dict[str, TokenizerFiles]:
+    """Return the tokenizers of the text encoder and, beside it or from another model, of the text conditioner."""
+    found = tokenizers.of_language_model(source, parts, SMALL_FILES)
+    own = find_tokenizer(source.path, source.options.tokenizer, SMALL_FILES).parent / T5_TOKENIZER
+    config = parts[CONDITIONER].config
+    folder = own if is_folder(own) else find_t5_tokenizer(source.place("transformer"), config.vocab_size)
+    return found | {T5_TOKENIZER: open_tokenizer(folder, t5.load, config)}
+
+
+def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
+    return replace(checkpoint, distilled=is_turbo(display_name(source.given.get("transformer", source.path))))
+
+
+OPENING = Opening(
+    networks=NETWORKS,
+    layouts=LAYOUTS,
+    model=lambda source: BASE.name,
+    given=_given,
+    inside=parts_of,
+    tokenizers=_tokenizers,
+    notes={CONDITIONER: ", with the file of a transformer that has it"},
+    complete=_complete,
+)
+
+
+def described(folder: Path) -> str:
+    """Return the model in `folder` and its purpose."""
+    return f"Anima{' Turbo' if is_turbo(display_name(folder)) else ''}, text to image; license: {BASE.license}"
