@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bench
@@ -41,6 +42,8 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.families import registry
 from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
+    anima_conditioning,
+    anima_dit,
     chroma_conditioning,
     chroma_dit,
     flux2_conditioning,
@@ -61,6 +64,7 @@ from qwenimg.common.networks.denoisers import (
     zimage_conditioning,
     zimage_dit,
 )
+from qwenimg.common.networks.denoisers.anima_dit import AnimaConfig
 from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
@@ -219,6 +223,28 @@ def _zimage_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndar
         lambda: component.predict(x, features, condition),
         lambda y: packing.unpack(engine.numpy(y), h, w, channels_last=True)[0],
     )
+
+
+# Anima
+
+
+def _anima_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    """A step without torchvision, which resizes a mask of zeros there."""
+    from diffusers.models.transformers import transformer_cosmos
+
+    transformer_cosmos.transforms = SimpleNamespace(  # type: ignore[attr-defined]
+        functional=SimpleNamespace(resize=lambda mask, size, interpolation: mask),
+        InterpolationMode=SimpleNamespace(NEAREST=None),
+    )
+    mask, time = latents.new_zeros(1, 1, *latents.shape[2:]), _time(SIGMA, text)
+    return lambda: _tokens(model(latents[:, :, None], time, text, padding_mask=mask, return_dict=False)[0][:, :, 0])
+
+
+def _anima_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
+    features = anima_conditioning.time_row(component.config, 1000 * SIGMA, "float32")
+    x = engine.array(packing.pack(latents))
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
 
 
 # Qwen-Image-2.1, which sees a picture like the latents behind the first words
@@ -484,6 +510,11 @@ def cases(layers: int = 2) -> dict[str, Case]:
             oracle="Flux3Transformer2DModel", embedding="time_proj", text=20480, patch=1,
             theirs=_flux3_theirs, ours=_flux2_ours,
         ),
+        "anima": Case(
+            family="anima", network=anima_dit.NETWORK, config=AnimaConfig(num_layers=2),
+            oracle="CosmosTransformer3DModel", embedding="time_embed.time_proj", text=1024,
+            theirs=_anima_theirs, ours=_anima_ours, tokens=("256+512", "1024+512"),
+        ),
         "longcat": Case(
             family="longcat", network=longcat_dit.NETWORK, config=LongCatConfig(num_layers=1, num_single_layers=1),
             oracle="LongCatImageTransformer2DModel", embedding="time_embed.time_proj", text=3584,
@@ -558,6 +589,8 @@ def oracle(case: Case, part: Part, file: Path, dtype: torch.dtype, device: str) 
         channels = case.config.approximator_num_channels // 4
         model.time_text_embed = ChromaCombinedTimestepTextProjEmbeddings(channels, case.config.vectors)  # not on meta
         model.time_text_embed.time_proj.forward = partial(_sinusoids, dim=channels)
+    elif case.family == "anima":
+        model.time_embed.time_proj = ExactTimes(case.config.dim)
     elif case.family == "stable-diffusion":
         model.time_proj = ExactTimes(model.config.block_out_channels[0])
         if model.config.addition_time_embed_dim:

@@ -139,7 +139,8 @@ NETWORK = Network(
         }
     ),
     blocks=re.compile(r"transformer_blocks\.\d+\.(?:attn\d|ff)\..*\.weight"),
-    streamable=re.compile(r"(transformer_blocks\.\d+)\."),
+    # keys and values of the text are made once, of all blocks
+    streamable=re.compile(r"(transformer_blocks\.\d+)\.(?!attn2\.(?:to_[kv]|norm_k)\.)"),
     lora_prefix="diffusion_model.",
     compiled=re.compile(r"transformer_blocks\.\d+"),
     cached_blocks=cached_blocks,

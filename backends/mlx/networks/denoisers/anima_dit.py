@@ -1,7 +1,8 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
 """Anima's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.anima_dit`.
 
-B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys.
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys. Keys and
+values of the text come ready from `context`, since they depend on no step.
 """
 
 from __future__ import annotations
@@ -85,23 +86,27 @@ class Attention(mlx.nn.Module):
         """[B L C] -> [B L H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def projected(self, x: Array, context: Array) -> tuple[Array, Array, Array]:
-        """Return queries of x [B L C], and keys and values of `context` [B S C']: [B L H D], [B S H D] each."""
-        v = self.attend.values(self.heads(self.to_v(context)))
-        return self.norm_q(self.heads(self.to_q(x))), self.norm_k(self.heads(self.to_k(context))), v
+    def queries(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return self.norm_q(self.heads(self.to_q(x)))
+
+    def context(self, x: Array) -> Pair:
+        """Return keys and values: [B S C'] -> [B S H D] each."""
+        return self.norm_k(self.heads(self.to_k(x))), self.attend.values(self.heads(self.to_v(x)))
 
 
 class SelfAttention(Attention):
     def __call__(self, x: Array, rope: Pair) -> Array:
         """[B L C] -> [B L C]."""
-        q, k, v = self.projected(x, x)
-        return self.to_out[0](self.attend(ops.rotate_halves(q, *rope), ops.rotate_halves(k, *rope), v))
+        k, v = self.context(x)
+        q, k = ops.rotate_halves(self.queries(x), *rope), ops.rotate_halves(k, *rope)
+        return self.to_out[0](self.attend(q, k, v))
 
 
 class CrossAttention(Attention):
-    def __call__(self, x: Array, txt: Array) -> Array:
-        """Attend to text [B S T]: [B L C] -> [B L C]."""
-        return self.to_out[0](self.attend(*self.projected(x, txt)))
+    def __call__(self, x: Array, context: Pair) -> Array:
+        """Attend to keys and values [B S H D]: [B L C] -> [B L C]."""
+        return self.to_out[0](self.attend(self.queries(x), *context))
 
 
 class FeedForwardIn(mlx.nn.Module):
@@ -134,13 +139,18 @@ class TransformerBlock(mlx.nn.Module):
         self.norm3 = Modulation(config, 3)
         self.ff = FeedForward(config)
 
-    def __call__(self, x: Array, time: Array, shared: Array, txt: Array, rope: Pair) -> Array:
-        """Run the block on x [B L C]. time, shared: as `TimeEmbed` returns them; txt [B S T]."""
+    def context(self, text: Array) -> Pair:
+        """Return keys and values of text [B S T]: [B S H D] each."""
+        k, v = self.attn2.context(text)
+        return ops.stream(k, v.dtype), v
+
+    def __call__(self, x: Array, time: Array, shared: Array, context: Pair, rope: Pair) -> Array:
+        """Run the block on x [B L C]. time, shared: as `TimeEmbed` returns them; context: of the text."""
         dtype = self.attn1.to_q.dtype
         shift, scale, gate = self.norm1(time, shared)
         x = ops.gated(x, gate, self.attn1(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS), rope))
         shift, scale, gate = self.norm2(time, shared)
-        x = ops.gated(x, gate, self.attn2(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS), txt))
+        x = ops.gated(x, gate, self.attn2(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS), context))
         shift, scale, gate = self.norm3(time, shared)
         return ops.gated(x, gate, self.ff(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS)))
 
@@ -158,15 +168,19 @@ class AnimaTransformer(mlx.nn.Module):
         self.norm_out = Modulation(config, 2)
         self.proj_out = ops.Linear(config.dim, PATCH**2 * config.out_channels, bias=False)
 
-    def __call__(self, latents: Array, features: Array, txt: Array, rope: Pair) -> Array:
+    def context(self, text: Array) -> list[Pair]:
+        """Return keys and values of text [1 S T] in each block."""
+        return [block.context(text) for block in self.transformer_blocks]
+
+    def __call__(self, latents: Array, features: Array, context: list[Pair], rope: Pair) -> Array:
         """Predict the velocity [1 L 4*in] for packed latents [1 L 4*in] and the sinusoid [1 C] of the time.
 
-        txt [1 S T]: text; rope: tables [L D/2].
+        context: from `self.context`; rope: tables [L D/2].
         """
         time, shared = self.time_embed(features)
         x = ops.stream(self.patch_embed(latents), self.stream)
-        for block in self.transformer_blocks:
-            x = ops.async_eval(block(x, time, shared, txt, rope))
+        for block, pair in zip(self.transformer_blocks, context, strict=True):
+            x = ops.async_eval(block(x, time, shared, pair, rope))
         shift, scale = self.norm_out(time, shared)
         x = self.proj_out(ops.norm_modulate(x, shift, scale, self.proj_out.dtype, NORM_EPS))
         return x.reshape(*x.shape[:2], PATCH**2, -1).swapaxes(2, 3).reshape(*x.shape)
@@ -177,7 +191,7 @@ class AnimaTransformer(mlx.nn.Module):
 
 @dataclass(frozen=True)
 class Condition:
-    txt: Array
+    context: list[Pair]
     rope: Pair
 
 
@@ -189,10 +203,10 @@ class Runner(LoadedNetwork[AnimaConfig, AnimaTransformer]):
         """Prepare text [1 S T] for an image of `grid` rows and columns of tokens."""
         tables = anima_conditioning.table(self.config, grid)
         cos, sin = (ops.table(part, self.table_dtype) for part in tables)
-        return Condition(txt=text, rope=(cos, sin))
+        return Condition(context=ops.eval(self.model.context(text)), rope=(cos, sin))
 
     @ops.computes
     def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
         """Predict the velocity [1 L 4*in] in float32 for packed latents x [1 L 4*in] and the sinusoid of the time."""
         features = ops.table(step, self.table_dtype)
-        return ops.at_least_float32(self.model(x, features, condition.txt, condition.rope))
+        return ops.at_least_float32(self.model(x, features, condition.context, condition.rope))

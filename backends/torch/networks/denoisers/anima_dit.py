@@ -1,6 +1,7 @@
 """Anima's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.anima_dit`.
 
-B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys.
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys. Keys and
+values of the text come ready from `context`, since they depend on no step.
 """
 
 from __future__ import annotations
@@ -83,23 +84,27 @@ class Attention(torch.nn.Module):
         """[B L C] -> [B L H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def projected(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of x [B L C], and keys and values of `context` [B S C']: [B L H D], [B S H D] each."""
-        v = self.attend.values(self.heads(self.to_v(context)))
-        return self.norm_q(self.heads(self.to_q(x))), self.norm_k(self.heads(self.to_k(context))), v
+    def queries(self, x: Tensor) -> Tensor:
+        """[B L C] -> [B L H D]."""
+        return self.norm_q(self.heads(self.to_q(x)))
+
+    def context(self, x: Tensor) -> Pair:
+        """Return keys and values: [B S C'] -> [B S H D] each."""
+        return self.norm_k(self.heads(self.to_k(x))), self.attend.values(self.heads(self.to_v(x)))
 
 
 class SelfAttention(Attention):
     def forward(self, x: Tensor, rope: Pair) -> Tensor:
         """[B L C] -> [B L C]."""
-        q, k, v = self.projected(x, x)
-        return self.to_out[0](self.attend(ops.rotate_halves(q, *rope), ops.rotate_halves(k, *rope), v))
+        k, v = self.context(x)
+        q, k = ops.rotate_halves(self.queries(x), *rope), ops.rotate_halves(k, *rope)
+        return self.to_out[0](self.attend(q, k, v))
 
 
 class CrossAttention(Attention):
-    def forward(self, x: Tensor, txt: Tensor) -> Tensor:
-        """Attend to text [B S T]: [B L C] -> [B L C]."""
-        return self.to_out[0](self.attend(*self.projected(x, txt)))
+    def forward(self, x: Tensor, context: Pair) -> Tensor:
+        """Attend to keys and values [B S H D]: [B L C] -> [B L C]."""
+        return self.to_out[0](self.attend(self.queries(x), *context))
 
 
 class FeedForwardIn(torch.nn.Module):
@@ -132,13 +137,18 @@ class TransformerBlock(torch.nn.Module):
         self.norm3 = Modulation(config, 3)
         self.ff = FeedForward(config)
 
-    def forward(self, x: Tensor, time: Tensor, shared: Tensor, txt: Tensor, rope: Pair) -> Tensor:
-        """Run the block on x [B L C]. time, shared: as `TimeEmbed` returns them; txt [B S T]."""
+    def context(self, text: Tensor) -> Pair:
+        """Return keys and values of text [B S T]: [B S H D] each."""
+        k, v = self.attn2.context(text)
+        return ops.stream(k, v.dtype), v
+
+    def forward(self, x: Tensor, time: Tensor, shared: Tensor, context: Pair, rope: Pair) -> Tensor:
+        """Run the block on x [B L C]. time, shared: as `TimeEmbed` returns them; context: of the text."""
         dtype = self.attn1.to_q.dtype
         shift, scale, gate = self.norm1(time, shared)
         x = ops.gated(x, gate, self.attn1(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS), rope))
         shift, scale, gate = self.norm2(time, shared)
-        x = ops.gated(x, gate, self.attn2(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS), txt))
+        x = ops.gated(x, gate, self.attn2(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS), context))
         shift, scale, gate = self.norm3(time, shared)
         return ops.gated(x, gate, self.ff(ops.norm_modulate(x, shift, scale, dtype, NORM_EPS)))
 
@@ -156,15 +166,19 @@ class AnimaTransformer(torch.nn.Module):
         self.norm_out = Modulation(config, 2)
         self.proj_out = ops.Linear(config.dim, PATCH**2 * config.out_channels, bias=False)
 
-    def forward(self, latents: Tensor, features: Tensor, txt: Tensor, rope: Pair) -> Tensor:
+    def context(self, text: Tensor) -> list[Pair]:
+        """Return keys and values of text [1 S T] in each block."""
+        return [block.context(text) for block in self.transformer_blocks]
+
+    def forward(self, latents: Tensor, features: Tensor, context: list[Pair], rope: Pair) -> Tensor:
         """Predict the velocity [1 L 4*in] for packed latents [1 L 4*in] and the sinusoid [1 C] of the time.
 
-        txt [1 S T]: text; rope: tables [L D/2].
+        context: from `self.context`; rope: tables [L D/2].
         """
         time, shared = self.time_embed(features)
         x = ops.stream(self.patch_embed(latents), self.stream)
-        for block in self.transformer_blocks:
-            x = ops.async_eval(block(x, time, shared, txt, rope))
+        for block, pair in zip(self.transformer_blocks, context, strict=True):
+            x = ops.async_eval(block(x, time, shared, pair, rope))
         shift, scale = self.norm_out(time, shared)
         x = self.proj_out(ops.norm_modulate(x, shift, scale, self.proj_out.dtype, NORM_EPS))
         return x.reshape(*x.shape[:2], PATCH**2, -1).swapaxes(2, 3).reshape(*x.shape)
@@ -175,7 +189,7 @@ class AnimaTransformer(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Condition:
-    txt: Tensor
+    context: list[Pair]
     rope: Pair
 
 
@@ -187,10 +201,10 @@ class Runner(LoadedNetwork[AnimaConfig, AnimaTransformer]):
         """Prepare text [1 S T] for an image of `grid` rows and columns of tokens."""
         tables = anima_conditioning.table(self.config, grid)
         cos, sin = (ops.table(part, self.table_dtype, self.device) for part in tables)
-        return Condition(txt=text, rope=(cos, sin))
+        return Condition(context=ops.eval(self.model.context(text)), rope=(cos, sin))
 
     @ops.computes
     def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
         """Predict the velocity [1 L 4*in] in float32 for packed latents x [1 L 4*in] and the sinusoid of the time."""
         features = ops.table(step, self.table_dtype, self.device)
-        return ops.at_least_float32(self.model(x, features, condition.txt, condition.rope))
+        return ops.at_least_float32(self.model(x, features, condition.context, condition.rope))
