@@ -30,6 +30,7 @@ import conftest  # noqa: F401  (the environment of the tests, before a framework
 import numpy as np
 import torch
 from support import random_folders
+from support.tiny_anima import write_tiny_anima
 from support.tiny_chroma import write_tiny_chroma
 from support.tiny_control import write_controlnet, write_patches
 from support.tiny_edit import write_tiny_edit
@@ -94,6 +95,7 @@ WRITERS = {
     "chroma": write_tiny_chroma,
     "ernie": write_tiny_ernie,
     "krea2": write_tiny_krea2,
+    "anima": write_tiny_anima,
     "longcat": partial(write_tiny_longcat, kind="text"),
     "longcat-edit": partial(write_tiny_longcat, kind="edit"),
     "z-image": write_tiny_zimage,

@@ -21,6 +21,7 @@ from doc_tables import read_data, table, write, write_data
 from support import frameworks  # noqa: F401
 from support.mutant import PRECISIONS, Judged, Mutant
 from support.mutant_tables import TABLES
+from support.tiny_anima import write_tiny_anima
 from support.tiny_chroma import write_tiny_chroma
 from support.tiny_edit import write_tiny_edit
 from support.tiny_ernie import write_tiny_ernie
@@ -45,7 +46,7 @@ TITLES = {
     "qwen": "Qwen-Image", "sd": "SDXL", "z-image": "Z-Image", "sd3": "Stable Diffusion 3", "flux": "FLUX.1",
     "flux2": "FLUX.2 klein", "flux3": "FLUX.3 Image Klein", "qwen-edit": "Qwen-Image-Edit",
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
-    "krea2": "Krea 2",
+    "krea2": "Krea 2", "anima": "Anima",
     "qwen21": "Qwen-Image-2.1",
     "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
@@ -62,6 +63,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "chroma": write_tiny_chroma,
     "ernie": write_tiny_ernie,
     "krea2": write_tiny_krea2,
+    "anima": write_tiny_anima,
     "longcat": lambda folder: write_tiny_longcat(folder, "text"),
     "longcat-edit": lambda folder: write_tiny_longcat(folder, "edit"),
     "qwen": write_tiny_model,

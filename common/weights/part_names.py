@@ -21,7 +21,7 @@ _TEXT = re.compile(
 PARTS = ("text_encoder", "vae")
 """The parts beside a denoiser in the file of a whole model."""
 _UNUSED = ("logit_scale", "scaled_fp8")  # behind a text encoder's prefix
-_ADAPTER = re.compile(rf"(?:{'|'.join(map(re.escape, _OWN))})llm_adapter\.")  # of text, in a denoiser's file
+_ADAPTER = re.compile(r"(?:\w+\.){1,2}llm_adapter\.", re.ASCII)  # of text, in a denoiser's file
 
 
 def part_of(key: str) -> str | None:

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, file_kind, registry
+from qwenimg.common.families.anima.checkpoint import CONDITIONER
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.formats import gguf
@@ -21,6 +22,7 @@ from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import describe_lora
 from qwenimg.common.networks.denoisers import (
+    anima_names,
     chroma_names,
     flux2_names,
     flux3_names,
@@ -43,10 +45,11 @@ AUTHORS = {
     "z-image": zimage_names.place,
     "qwen-image-2.1": qwen21_names.place,
     "krea2": lambda name: Place(krea2_dit.authors_name(name)),
+    "anima": lambda name: Place(anima_names.authors_name(name)),
 }
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",),
         "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",),
-        "chroma": ("flux",), "krea2": ("krea2",)}  # fmt: skip
+        "chroma": ("flux",), "krea2": ("krea2",), "anima": ("cosmos",)}  # fmt: skip
 """The architectures that programs write for each family's transformer."""
 SHARED = {
     "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
@@ -54,8 +57,9 @@ SHARED = {
     "sdxl text_encoder_2": {"stable-diffusion", "sd3"},  # CLIP-G
     "flux-schnell text_encoder_2": {"sd3", "flux", "chroma"},  # T5
     "sd3-medium text_encoder_3": {"sd3", "flux", "chroma"},
-    "z-image-turbo text_encoder": {"z-image", "flux2"},  # Qwen3
-    "flux2-klein-9b text_encoder": {"z-image", "flux2"},
+    "z-image-turbo text_encoder": {"z-image", "flux2", "anima"},  # Qwen3
+    "flux2-klein-9b text_encoder": {"z-image", "flux2", "anima"},
+    "anima text_encoder": {"z-image", "flux2", "anima"},
     "sd3-medium vae": {"sd3", "z-image", "flux", "longcat", "chroma"},
     "z-image-turbo vae": {"sd3", "z-image", "flux", "longcat", "chroma"},
     "sd15 vae": {"stable-diffusion"},
@@ -64,7 +68,7 @@ SHARED = {
     "flux3-klein text_encoder": {"qwen-image-2.1", "flux3", "krea2"},  # Qwen3-VL
     "flux2-dev text_encoder": {"flux2-dev"},  # Mistral's, of different widths
     "ernie-image-turbo text_encoder": {"ernie"},
-    "qwen-image vae": {"qwen-image", "krea2"},
+    "qwen-image vae": {"qwen-image", "krea2", "anima"},
     "qwen-image-edit-2511 text_encoder": {"qwen-image", "longcat"},
     "qwen-image-2.1 text_encoder": {"qwen-image-2.1", "flux3", "krea2"},
     "qwen-image-2.1 vae": {"qwen-image-2.1"},
@@ -104,6 +108,9 @@ def claim(file: Header, order: Any = FAMILIES) -> tuple[str, set[str]] | None:
 def test_every_part_is_claimed_by_all_families_that_use_it() -> None:
     seen = set()
     for title, family, part, names in PARTS:
+        if part == CONDITIONER:
+            assert claim(header(names)) is None, "no option takes it alone"
+            continue
         option = "transformer" if part == family.denoiser else part.rstrip("_23")
         told = claim(header(names))
         said = f"{title} is claimed as {told}; the `part` of its family's row returns {option!r} for it"
@@ -157,6 +164,7 @@ TITLES = {
     "chroma1-hd": "Chroma",
     "ernie-image": "ERNIE-Image",
     "krea-2-raw": "Krea 2",
+    "anima": "Anima",
     "longcat-image": "Flux.1 or LongCat-Image",  # by the names in the first blocks
     "sd3.5-large": "Stable Diffusion 3",
     "sd15": "Stable Diffusion 1.x",

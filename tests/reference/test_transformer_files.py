@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support import (
+    tiny_anima,
     tiny_chroma,
     tiny_ernie,
     tiny_flux,
@@ -35,6 +36,7 @@ from support.refusals import refused
 from support.relative import largest
 
 from qwenimg.common.networks.denoisers import (
+    anima_names,
     chroma_names,
     ernie_dit,
     ernie_names,
@@ -51,6 +53,7 @@ from qwenimg.common.networks.denoisers import (
     zimage_dit,
     zimage_names,
 )
+from qwenimg.common.networks.denoisers.anima_dit import AnimaConfig
 from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
@@ -143,6 +146,13 @@ KREA2 = Network(
     like=Krea2Config(attention_head_dim=32, axes_dims_rope=(8, 12, 12)),
     converter="convert_krea2_transformer_checkpoint_to_diffusers",
     ours=krea2_dit.rename,
+)
+
+
+ANIMA = Network(
+    names=anima_names,
+    like=AnimaConfig(text_embed_dim=64),
+    converter="convert_cosmos_transformer_checkpoint_to_diffusers",
 )
 
 
@@ -243,6 +253,16 @@ def krea2(file: Callable[[Any], Tensors]) -> Case:
     return Case(KREA2, model, file, lambda model: Krea2Config(**(tiny_krea2.DIT | KREA2_WIDE)))
 
 
+ANIMA_WIDE: dict[str, Any] = {
+    "attention_head_dim": 32, "mlp_ratio": 2.0, "text_embed_dim": 64, "adaln_lora_dim": 32,
+}  # fmt: skip
+
+
+def anima(file: Callable[[Any], Tensors]) -> Case:
+    model = cache(partial(tiny_anima.tiny_dit, **ANIMA_WIDE))
+    return Case(ANIMA, model, file, lambda model: AnimaConfig(**(tiny_anima.DIT | ANIMA_WIDE)))
+
+
 CASES = {
     "flux-dev": flux(),
     "flux-schnell": flux(guidance_embeds=False),
@@ -259,6 +279,8 @@ CASES = {
     ),
     "krea2": krea2(tiny_krea2.transformer_file),
     "krea2, diffusers' names": krea2(state_dict),
+    "anima": anima(tiny_anima.transformer_file),
+    "anima, diffusers' names": anima(state_dict),
     "flux3": flux3(flow_map=True),
     "flux3-base": flux3(flow_map=False),
     "z-image": z_image(tiny_zimage.transformer_file),
@@ -331,7 +353,7 @@ def saved(path: Path, tensors: Tensors) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["flux-dev", "flux-schnell", "chroma", "flux2", "flux2-dev", "flux3", "z-image", "qwen21, fused", "krea2"]
+    ["flux-dev", "flux-schnell", "chroma", "flux2", "flux2-dev", "flux3", "z-image", "qwen21, fused", "krea2", "anima"]
     + [f"sd3-{kind}" for kind in tiny_sd3.KINDS],
 )
 def test_the_reference_reads_the_file(name: str) -> None:
@@ -376,6 +398,7 @@ ARCHITECTURES = (
     ("flux2-dev", "flux"),
     ("ernie", "ernie_image"),
     ("krea2", "krea2"),
+    ("anima", "cosmos"),
 )  # fmt: skip
 TYPES = [(*row, type) for row in ARCHITECTURES for type in ("F16", "Q8_0")]
 TYPES += [(*row, type) for row in ARCHITECTURES[3:5] for type in ("BF16", "Q4_0")]
@@ -398,7 +421,7 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "name", ["flux-dev", "longcat", "chroma", "ernie", "flux2", "flux3", "krea2", "z-image", "qwen21, fused"]
+    "name", ["flux-dev", "longcat", "chroma", "ernie", "flux2", "flux3", "krea2", "anima", "z-image", "qwen21, fused"]
 )
 @pytest.mark.sample(5)
 def test_comfyui_in_8_bits(tmp_path: Path, name: str, layout: str) -> None:

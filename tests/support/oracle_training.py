@@ -27,6 +27,7 @@ from torch import Tensor
 from qwenimg.common.numbers.packing import pack, tokens
 from qwenimg.common.training.lora_step import Draw
 from support import (
+    oracle_anima,
     oracle,
     oracle_chroma,
     oracle_edit,
@@ -140,6 +141,10 @@ def _kinds() -> dict[str, Kind]:
         "krea2": Kind(
             oracle_krea2.pipeline, "transformer", pack, lambda s: s, flow,
             options={"guidance_scale": 0.0}, last=True,
+        ),
+        "anima": Kind(
+            lambda folder: oracle_anima.guided(folder, 1.0), "transformer",
+            lambda x: torch.from_numpy(x)[:, :, None], lambda s: s, flow,
         ),
         "sd15": Kind(
             _unet("StableDiffusionPipeline"), "unet", torch.from_numpy, _trained_time, levels,

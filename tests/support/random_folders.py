@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from qwenimg.common.networks.encoders import ip_adapter
 from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 from support import (
+    tiny_anima,
     tiny_autoencoder,
     tiny_chroma,
     tiny_edit,
@@ -425,6 +426,35 @@ def _krea2(sizes: Sizes) -> Parts:
     }
 
 
+def _anima(sizes: Sizes) -> Parts:
+    from support.spiece_files import hugging_face, trained
+
+    text, heads = _language(sizes) | {"num_hidden_layers": sizes.whole(2, 5)}, sizes.whole(1, 6)
+    width = heads * sizes.whole(8, 24, of=2)
+    fields = {
+        "num_attention_heads": sizes.whole(1, 6),
+        "attention_head_dim": sizes.whole(18, 40, of=2),
+        "num_layers": sizes.whole(2, 5),
+        "mlp_ratio": sizes.whole(2, 5),
+        "text_embed_dim": width,
+        "adaln_lora_dim": sizes.whole(8, 40),
+    }
+    conditioner = {
+        "source_dim": text["hidden_size"],
+        "target_dim": width,
+        "model_dim": width,
+        "num_attention_heads": heads,
+        "num_layers": sizes.whole(1, 4),
+        "target_vocab_size": len(hugging_face(trained())) + sizes.whole(0, 40),
+    }
+    return {
+        "text_encoder": tiny_zimage.tiny_text_encoder(sizes.next_seed(), **text),
+        "text_conditioner": tiny_anima.tiny_conditioner(sizes.next_seed(), **conditioner),
+        "transformer": tiny_anima.tiny_dit(sizes.next_seed(), **fields),
+        "vae": _qwen_vae(sizes),
+    }
+
+
 def _sd3(sizes: Sizes) -> Parts:
     from support.spiece_files import hugging_face, trained
 
@@ -598,6 +628,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "flux3": (partial(tiny_flux3.write_tiny_flux3, distilled=True, tokenizer="tokenizer"), _flux3),
     "ernie": (tiny_ernie.write_tiny_ernie, _ernie),
     "krea2": (tiny_krea2.write_tiny_krea2, _krea2),
+    "anima": (tiny_anima.write_tiny_anima, _anima),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),
     "z-image-controlled": (tiny_zimage.write_tiny_zimage, _zimage),

@@ -16,7 +16,7 @@ from qwenimg.common.networks.denoisers.anima_dit import PATCH, AnimaConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.steps.denoiser import phases
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
@@ -73,10 +73,10 @@ class Anima(FlowModel):
             condition = transformer.condition(texts[positions[0]], grid)
             return Pass(transformer, condition, lambda x, sigma: (x, time_row(self.config, timestep(sigma), dtype)))
 
-        return FlowRun(
+        return ReferenceRun(
             self,
             request,
-            phases(plan, branches, 1, make_pass),
+            lambda initial: phases(plan, branches, 1, make_pass),  # in training, keys and values learn too
             shapes_of(texts, grid),
             pack=packing.pack,
             unpack=lambda x: packing.unpack(x, shape.rows, shape.columns),
