@@ -63,9 +63,10 @@ def _texts(checkpoint: Checkpoint) -> Iterator[ComponentNames]:
             yield language_model_names(weights, network.manifest(part.config))
         else:  # in the file of the denoiser, under a name of its own there
             network = import_network(NETWORKS, part.network).NETWORK
-            paths = [key.removesuffix(".weight") for key in weights.keys() - network.tables if key.endswith(".weight")]
+            layers = {key: shape for key, shape in weights.items() if key not in network.tables}
+            paths = [key.removesuffix(".weight") for key in layers if key.endswith(".weight")]
             alone = {path: [f"{name}.{network.published(path)}"] for path in paths}
-            yield component_names(name, weights, DENOISER, alone)
+            yield component_names(name, layers, DENOISER, alone)
 
 
 # Writing

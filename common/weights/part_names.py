@@ -43,8 +43,7 @@ def plain(role: str, key: str) -> str | None:
     prefixes = DENOISERS[:-1] if role == "transformer" else ()
     if prefix := next((one for one in prefixes if key.startswith(one)), None):
         return key.removeprefix(prefix)
-    is_other = key.startswith((*_OWN, *VAES)) and not (role == "text" and _ADAPTER.match(key))
-    return None if is_other else key
+    return None if key.startswith((*_OWN, *VAES)) else key
 
 
 def prefixes(role: str, names: Iterable[str], sign: str) -> Iterable[str]:
@@ -53,4 +52,5 @@ def prefixes(role: str, names: Iterable[str], sign: str) -> Iterable[str]:
     if role != "text":
         return PREFIXES[role]
     ends = (name for name in names if name == sign or name.endswith(f".{sign}"))
-    return dict.fromkeys(name.removesuffix(sign) for name in ends if plain(role, name) is not None)
+    own = (name for name in ends if plain(role, name) is not None or _ADAPTER.match(name))
+    return dict.fromkeys(name.removesuffix(sign) for name in own)

@@ -209,7 +209,8 @@ def test_another_model_is_freed_before_the_encoding(tiny: dict[str, Path], acqui
 
 
 @pytest.mark.parametrize(
-    "kind", ["z-image", "flux2-klein", "flux2-dev", "flux3-klein", "qwen21", "qwen-2511", "longcat", "ernie", "krea2", "anima"]
+    "kind",
+    ["z-image", "flux2-klein", "flux2-dev", "flux3-klein", "qwen21", "qwen-2511", "longcat", "ernie", "krea2", "anima"],
 )
 @pytest.mark.sample(0)
 def test_every_language_model_writes(tiny: dict[str, Path], kind: str) -> None:

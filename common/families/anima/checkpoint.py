@@ -10,8 +10,9 @@ from typing import Any
 
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.text import clean
 from qwenimg.common.families import tokenizers
-from qwenimg.common.families.anima.known import BASE, SMALL_FILES, T5_TOKENIZER, is_turbo
+from qwenimg.common.families.anima.known import BASE, SMALL_FILES, T5_TOKENIZER, TURBO, is_turbo
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.opening import Given, Opening, Source
 from qwenimg.common.formats.headers import peek
@@ -94,7 +95,12 @@ def _tokenizers(source: Source, parts: Mapping[str, Component]) -> dict[str, Tok
 
 
 def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
-    return replace(checkpoint, distilled=is_turbo(display_name(source.given.get("transformer", source.path))))
+    name = display_name(source.given.get("transformer", source.path))
+    if not is_turbo(name):
+        return checkpoint
+    asked = " ".join(f"--{option} {value:g}" for option, value in TURBO.items())
+    line = f"{clean(name, 60)}: Anima Turbo, by its name, is made for {asked}"
+    return replace(checkpoint, distilled=True, reports=(*checkpoint.reports, ("notice", line)))
 
 
 OPENING = Opening(

@@ -129,4 +129,5 @@ NETWORK = Network(
         Block(name="block", paths=re.compile(r"llm_adapter\.blocks\.\d+"), streams=1, depth=1),
         Block(name="model", paths=re.compile("")),
     ),
+    architectures=frozenset({"cosmos"}),
 )
