@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from qwenimg.common.hub.resolve import resolve
 from support import (
+    mutants_anima,
     mutants_chroma,
     mutants_ernie,
     mutants_flux,
@@ -55,6 +56,7 @@ TABLES: Mapping[str, Table] = {
     "chroma": Table(mutants_chroma.MUTANTS, mutants_chroma.judge),
     "ernie": Table(mutants_ernie.MUTANTS, mutants_ernie.judge),
     "krea2": Table(mutants_krea2.MUTANTS, mutants_krea2.judge),
+    "anima": Table(mutants_anima.MUTANTS, mutants_anima.judge),
     "longcat": Table(mutants_longcat.MUTANTS, mutants_longcat.judge),
     "qwen-edit": Table(mutants_qwen_edit.MUTANTS, mutants_qwen_edit.judge),
     "qwen-layered": Table(mutants_qwen_layered.MUTANTS, mutants_qwen_layered.judge),

@@ -11,7 +11,7 @@ from qwenimg.common.parts.downloads import TOKENIZER_FILES, ConfigDownload
 LICENSE = "CircleStone Labs Non-Commercial"
 T5_TOKENIZER = "t5_tokenizer"
 """The folder of T5's tokenizer."""
-_anima = partial(KnownModel, family="anima", license=LICENSE, bytes=5_630_000_000, memory=5_300_000_000)
+_anima = partial(KnownModel, family="anima", license=LICENSE, bytes=5_630_000_000, memory=4_900_000_000)
 BASE = _anima(
     name="anima",
     repo="circlestone-labs/Anima-Base-v1.0-Diffusers",

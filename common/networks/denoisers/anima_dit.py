@@ -146,6 +146,7 @@ NETWORK = Network(
     cached_blocks=cached_blocks,
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),
+        Block(name="context", paths=re.compile(r"transformer_blocks\.\d+"), method="context"),
         Block(name="time", paths=re.compile("time_embed")),
         Block(name="start", paths=re.compile("patch_embed")),
         Block(name="head", paths=re.compile("norm_out|proj_out")),
