@@ -138,6 +138,9 @@ RUNS = (
     Run("z-image", "cpu", "--size 512x384 --precision bf16"),
     Run("z-image", "mlx", "--size 128x128 --precision fp32"),
     Run("sd3", "cpu", "--size 512x512 --precision fp32"),
+    Run("anima", "cpu", "--size 512x512 --precision fp32"),
+    Run("anima", "cpu", "--size 512x384 --precision bf16"),
+    Run("anima", "mlx", "--size 128x128 --precision fp32"),
     # under a control network
     Run("sd15-controlnet", "cpu", "--size 512x512 --precision fp32"),
     Run("sd15-controlnet", "mlx", "--size 256x256 --precision fp32"),
@@ -182,7 +185,7 @@ COUNTED = (
 
 STARTS = {
     "loading image encoder": "pictures", "loading ip-adapter": "adapter",
-    "loading text encoder": "text", "loading controlnet": "control", "loading transformer": "modulation",
+    "loading text encoder": "text", "loading text conditioner": "text", "loading controlnet": "control", "loading transformer": "modulation",
     "loading unet": "denoise",
     "loading refiner": "refine", "loading vae encoder": "encode", "loading vae decoder": "decode",
 }  # fmt: skip
@@ -194,7 +197,7 @@ CALLED_IN_STEPS = ("sd15-controlnet", "sdxl-union", "z-image-control")
 
 
 # Models without a stage of their modulation
-MODULATED_IN_STEPS = ("z-image", "z-image-control", "flux2", "flux3", "qwen21")
+MODULATED_IN_STEPS = ("z-image", "z-image-control", "flux2", "flux3", "qwen21", "anima")
 
 
 def starts(model: str) -> dict[str, str]:

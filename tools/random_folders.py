@@ -25,6 +25,7 @@ from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
 from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
+    anima_dit,
     chroma_dit,
     flux2_dit,
     flux3_dit,
@@ -42,7 +43,15 @@ from qwenimg.common.networks.denoisers import (
     zimage_control,
     zimage_dit,
 )
-from qwenimg.common.networks.encoders import clip, qwen3_vl_vision, qwen_vl_vision, redux, siglip_vision, t5
+from qwenimg.common.networks.encoders import (
+    anima_conditioner,
+    clip,
+    qwen3_vl_vision,
+    qwen_vl_vision,
+    redux,
+    siglip_vision,
+    t5,
+)
 from qwenimg.common.networks.encoders.qwen import QWEN2_5_VL, QWEN3, QWEN3_VL, Qwen3Config, Qwen3VLConfig, QwenVLConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, kl_vae, qwen21_vae, qwen_vae
@@ -236,6 +245,10 @@ QWEN21_TEXT = qwen3_vl_vision.Qwen3VLVisionConfig(
     vocab_size=32000, vision_depth=6, vision_width=576, vision_inner=2152, vision_heads=8, deep_layers=(1, 3, 5),
 )  # fmt: skip
 
+ANIMA_TEXT = Qwen3Config(
+    hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
+    vocab_size=32000,
+)  # fmt: skip
 KINDS = {
     "qwen": qwen(variants.TEXT, (QWEN2_5_VL, QWEN_TEXT)),
     # Of more layers, so that two of them are little of it.
@@ -323,6 +336,16 @@ KINDS = {
             "text_encoder": (QWEN2_5_VL, QWEN_TEXT),
             "vae": (kl_vae.NETWORK, FLUX_VAE),
         },
+    ),
+    "anima": Kind(
+        model="anima",
+        parts={
+            "transformer": (anima_dit.NETWORK, anima_dit.AnimaConfig(num_layers=4, num_attention_heads=8)),
+            "text_encoder": (QWEN3, ANIMA_TEXT),
+            "text_conditioner": (anima_conditioner.NETWORK, anima_conditioner.ConditionerConfig(num_layers=2)),
+            "vae": (qwen_vae.NETWORK, qwen_vae.QwenVAEConfig()),
+        },
+        tokenizers={"tokenizer": write_tiny_tokenizer, "t5_tokenizer": write_t5_tokenizer},
     ),
     "z-image": Kind(
         model="z-image-turbo",

@@ -52,6 +52,7 @@ QUICK = {
     "chroma": {"fp32": ("vectors_one_off", "padding_seen_by_t5", "numbers_not_times_1000")},
     "longcat": {"fp32": ("quotes_as_words", "pads_see_pads", "guidance_of_one_vector", "pads_behind_the_text")},
     "krea2": {"fp32": ("no_gate_of_attention", "layers_back_to_front", "text_numbered")},
+    "anima": {"fp32": ("keys_and_values_exchanged", "states_not_read", "rows_and_columns_swapped")},
     "ernie": {"fp32": ("rope_a_rotation", "silu_in_the_head", "image_before_the_text")},
     "flux2": {"fp32": ("taps_the_last_three", "mu_of_pixels", "batch_eps_of_others")},
     "flux3": {"fp32": ("text_modulated_as_references", "references_in_one_place", "references_in_frames")},

@@ -180,7 +180,7 @@ def _tokens(patch: Patch, change: Callable[[Any], Any]) -> None:
 
 
 def no_end_of_the_text(patch: Patch) -> None:
-    _tokens(patch, lambda tokens: tokens._replace(queries=tokens.queries[:-1]))
+    _tokens(patch, lambda tokens: tokens._replace(queries=tokens.queries[:-1] or tokens.queries))
 
 
 def last_word_not_encoded(patch: Patch) -> None:
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(causal, "causal attention to the image"),
     Mutant(first_token_not_attended, "the first text token not attended"),
     Mutant(keys_and_values_exchanged, "keys and values of the text exchanged"),
-    Mutant(context_of_the_block_before, "keys and values of the block before"),
+    Mutant(context_of_the_block_before, "keys and values of the block before", picture=True),
     Mutant(modulations_of_attentions_exchanged, "the modulations of both attentions exchanged"),
     Mutant(modulation_of_the_feed_forward_for_text, "the modulations of text and feed-forward exchanged"),
     Mutant(patches_out_as_in, "patches out in the order of patches in"),
@@ -239,8 +239,8 @@ MUTANTS = (
     Mutant(norms_of_the_conditioner_exchanged, "two norms of the conditioner exchanged"),
     Mutant(text_not_normed_at_the_end, "no norm of the text"),
     Mutant(no_bias_behind_the_conditioner, "no bias behind the conditioner"),
-    Mutant(text_not_filled_up, "a text that is not filled up with zeros"),
-    Mutant(zeros_counted_as_words, "the last token for the zeros behind it"),
+    Mutant(text_not_filled_up, "a text that is not filled up with zeros", picture=True),
+    Mutant(zeros_counted_as_words, "the last token for the zeros behind it", picture=True),
     Mutant(states_before_the_final_norm, "states before Qwen3's final norm"),
     Mutant(shared.text_not_causal, "a Qwen3 that sees what comes"),
     Mutant(flux2.text_not_normed, "no norm of Qwen3's queries and keys"),
@@ -256,7 +256,7 @@ MUTANTS = (
     Mutant(last_word_not_encoded, "the last token not encoded", picture=True),
     Mutant(shared.packing_order, "latents packed in another order", picture=True),
     Mutant(rows_and_columns_swapped, "rows and columns exchanged", picture=True),
-    Mutant(rope_scale_of_others, "RoPE without its scales", picture=True),
+    Mutant(rope_scale_of_others, "RoPE without its scales", picture=True, refused=("bf16", "fp16")),
     Mutant(shared.branches_swapped(Anima), "the branches of guidance exchanged", picture=True),
     Mutant(shared.from_the_prompt(Anima), "guidance from the prompt's prediction", picture=True),
     Mutant(shared.no_latents_mean, "the latents' mean not added", picture=True),

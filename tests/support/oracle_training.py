@@ -27,8 +27,8 @@ from torch import Tensor
 from qwenimg.common.numbers.packing import pack, tokens
 from qwenimg.common.training.lora_step import Draw
 from support import (
-    oracle_anima,
     oracle,
+    oracle_anima,
     oracle_chroma,
     oracle_edit,
     oracle_ernie,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.networks.denoisers.anima_dit import AnimaConfig
+from qwenimg.common.precision.precision import BYTES
 
 
 def step_peak(config: AnimaConfig, tokens: int) -> int:
@@ -12,9 +13,11 @@ def step_peak(config: AnimaConfig, tokens: int) -> int:
     return 4 * tokens * (2 * config.dim + 2 * config.hidden)
 
 
-def context_bytes(config: AnimaConfig, text: int, itemsize: int) -> int:
-    """Return the bytes of keys and values of `text` tokens in all blocks, which are there in every step."""
-    return 2 * config.num_layers * text * config.dim * itemsize
+def context_bytes(config: AnimaConfig, text: int, compute: str) -> int:
+    """Return the bytes of keys and values of `text` tokens in all blocks, which are there in every step. compute: the
+    dtype of products; values that are scaled in float16 are kept without that, in float32."""
+    sizes = BYTES[compute] + (4 if compute == "float16" else BYTES[compute])
+    return config.num_layers * text * config.dim * sizes
 
 
 def step_operations(config: AnimaConfig, tokens: int, text: int) -> float:

@@ -21,7 +21,6 @@ from qwenimg.common.pipeline.steps.denoiser import phases
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.pipeline.steps.step_cache import Pass
-from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
@@ -56,8 +55,8 @@ class Anima(FlowModel):
         peak = memory.step_peak(self.config, tokens)
         peak += scores(self.config.num_attention_heads, 1, max(tokens, longest), self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(self.checkpoint["transformer"], peak)
-        itemsize = BYTES[self.runtime.precision.compute_dtype("transformer")]
-        activations += sum(memory.context_bytes(self.config, length, itemsize) for length in lengths)
+        compute = self.runtime.precision.compute_dtype("transformer")
+        activations += sum(memory.context_bytes(self.config, length, compute) for length in lengths)
         activations += kept_bytes(self.config.dim, [tokens for _ in lengths]) if request.caches else 0
         operations = (memory.step_operations(self.config, tokens, length) for length in lengths)
         return [self.denoising(plan, branches, sharing, activations, operations)]

@@ -14,12 +14,11 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Pair, kept
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import anima_conditioning
 from qwenimg.common.networks.denoisers.anima_dit import HEAD_EPS, NORM_EPS, PATCH, AnimaConfig
 from qwenimg.common.runtime.engine import NumpyArray
-
-Pair = tuple[Array, Array]
 
 # Layers
 
@@ -106,7 +105,8 @@ class SelfAttention(Attention):
 class CrossAttention(Attention):
     def __call__(self, x: Array, context: Pair) -> Array:
         """Attend to keys and values [B S H D]: [B L C] -> [B L C]."""
-        return self.to_out[0](self.attend(self.queries(x), *context))
+        k, v = context
+        return self.to_out[0](self.attend(self.queries(x), k, self.attend.values(v)))
 
 
 class FeedForwardIn(mlx.nn.Module):
@@ -141,8 +141,7 @@ class TransformerBlock(mlx.nn.Module):
 
     def context(self, text: Array) -> Pair:
         """Return keys and values of text [B S T]: [B S H D] each."""
-        k, v = self.attn2.context(text)
-        return ops.stream(k, v.dtype), v
+        return kept(self.attn2.attend, *self.attn2.context(text))
 
     def __call__(self, x: Array, time: Array, shared: Array, context: Pair, rope: Pair) -> Array:
         """Run the block on x [B L C]. time, shared: as `TimeEmbed` returns them; context: of the text."""

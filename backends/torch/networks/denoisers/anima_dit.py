@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair, kept
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import anima_conditioning
 from qwenimg.common.networks.denoisers.anima_dit import HEAD_EPS, NORM_EPS, PATCH, AnimaConfig
 from qwenimg.common.runtime.engine import NumpyArray
-
-Pair = tuple[Tensor, Tensor]
 
 # Layers
 
@@ -104,7 +103,8 @@ class SelfAttention(Attention):
 class CrossAttention(Attention):
     def forward(self, x: Tensor, context: Pair) -> Tensor:
         """Attend to keys and values [B S H D]: [B L C] -> [B L C]."""
-        return self.to_out[0](self.attend(self.queries(x), *context))
+        k, v = context
+        return self.to_out[0](self.attend(self.queries(x), k, self.attend.values(v)))
 
 
 class FeedForwardIn(torch.nn.Module):
@@ -139,8 +139,7 @@ class TransformerBlock(torch.nn.Module):
 
     def context(self, text: Tensor) -> Pair:
         """Return keys and values of text [B S T]: [B S H D] each."""
-        k, v = self.attn2.context(text)
-        return ops.stream(k, v.dtype), v
+        return kept(self.attn2.attend, *self.attn2.context(text))
 
     def forward(self, x: Tensor, time: Tensor, shared: Tensor, context: Pair, rope: Pair) -> Tensor:
         """Run the block on x [B L C]. time, shared: as `TimeEmbed` returns them; context: of the text."""
