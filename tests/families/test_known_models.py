@@ -93,6 +93,7 @@ KNOWN: dict[str, Row] = {
     "ernie-image-turbo": ("ernie", "Apache-2.0", 8, 1.0, partial(shift, 4.0)),
     "krea-2-turbo": ("krea2", "revenue limit", 8, 0.0, krea2),
     "krea-2-raw": ("krea2", "revenue limit", 52, 3.5, krea2),
+    "anima": ("anima", "Non-Commercial", 40, 4.0, partial(shift, 3.0)),
     "flux-kontext": ("flux", "Non-Commercial", 28, 2.5, partial(gated, "edits")),
     "flux-fill": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "masked")),
     "flux-canny": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "edges")),
@@ -127,6 +128,7 @@ SPELLINGS = {
     "flux-3-image-klein": "flux3-klein", "black-forest-labs/FLUX-3-image-klein-base": "flux3-klein-base",
     "baidu/ERNIE-Image-Turbo": "ernie-image-turbo", "ERNIE-Image": "ernie-image",
     "krea/krea-2-turbo": "krea-2-turbo", "Krea-2": "krea-2-turbo", "krea2-raw": "krea-2-raw",
+    "circlestone-labs/Anima-Base-v1.0-Diffusers": "anima", "Anima-Base": "anima",
     "black-forest-labs/FLUX.2-dev": "flux2-dev", "flux.2-dev": "flux2-dev",
     "flux2-klein": "flux2-klein-4b", "flux.1-fill-dev": "flux-fill",
     "black-forest-labs/FLUX.1-Canny-dev": "flux-canny", "FLUX.1-Depth-dev": "flux-depth",
@@ -161,6 +163,7 @@ def test_a_pull_names_memory_and_license_first(name: str, memory: str, license: 
         ("flux2-klein", "FLUX.2 klein"),
         ("flux2-base", "FLUX.2 klein"),
         ("flux2-dev", "license: FLUX Non-Commercial"),
+        ("anima", "license: CircleStone Labs Non-Commercial"),
     ],
 )
 def test_info_describes_a_folder(tiny: dict[str, Path], kind: str, words: str) -> None:
@@ -170,7 +173,9 @@ def test_info_describes_a_folder(tiny: dict[str, Path], kind: str, words: str) -
         assert any(line.startswith(f"{name}: ") and "parameters" in line for line in description.lines)
 
 
-@pytest.mark.parametrize(("name", "kind", "guidance"), [("z-image", "z-image", 4.0), ("sd3.5-medium", "sd3", 4.5)])
+@pytest.mark.parametrize(
+    ("name", "kind", "guidance"), [("z-image", "z-image", 4.0), ("anima", "anima", 4.0), ("sd3.5-medium", "sd3", 4.5)]
+)
 @pytest.mark.sample(1)
 def test_a_pulled_model_has_the_defaults_of_its_name(
     fake, cache, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, kind: str, guidance: float

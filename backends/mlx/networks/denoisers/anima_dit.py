@@ -8,6 +8,7 @@ values of the text come ready from `context`, since they depend on no step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn
@@ -169,7 +170,8 @@ class AnimaTransformer(mlx.nn.Module):
 
     def context(self, text: Array) -> list[Pair]:
         """Return keys and values of text [1 S T] in each block."""
-        return [block.context(text) for block in self.transformer_blocks]
+        blocks: Any = self.transformer_blocks
+        return [block.context(text) for block in blocks]
 
     def __call__(self, latents: Array, features: Array, context: list[Pair], rope: Pair) -> Array:
         """Predict the velocity [1 L 4*in] for packed latents [1 L 4*in] and the sinusoid [1 C] of the time.

@@ -7,6 +7,7 @@ values of the text come ready from `context`, since they depend on no step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -167,7 +168,8 @@ class AnimaTransformer(torch.nn.Module):
 
     def context(self, text: Tensor) -> list[Pair]:
         """Return keys and values of text [1 S T] in each block."""
-        return [block.context(text) for block in self.transformer_blocks]
+        blocks: Any = self.transformer_blocks
+        return [block.context(text) for block in blocks]
 
     def forward(self, latents: Tensor, features: Tensor, context: list[Pair], rope: Pair) -> Tensor:
         """Predict the velocity [1 L 4*in] for packed latents [1 L 4*in] and the sinusoid [1 C] of the time.
