@@ -185,7 +185,8 @@ COUNTED = (
 
 STARTS = {
     "loading image encoder": "pictures", "loading ip-adapter": "adapter",
-    "loading text encoder": "text", "loading text conditioner": "text", "loading controlnet": "control", "loading transformer": "modulation",
+    "loading text encoder": "text", "loading text conditioner": "text", "loading controlnet": "control",
+    "loading transformer": "modulation",
     "loading unet": "denoise",
     "loading refiner": "refine", "loading vae encoder": "encode", "loading vae decoder": "decode",
 }  # fmt: skip
