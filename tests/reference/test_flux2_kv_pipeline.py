@@ -133,6 +133,23 @@ def test_streamed_blocks_change_no_bit(tiny_flux2: dict[str, Path], opened: dict
     pytest.fail("no limit streams blocks")
 
 
+def test_they_keep_nothing_else(opened: dict[str, Pipeline], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer in blocks of one stream makes the feed-forward's widths beside the values, which are a part of its
+    result: nine times as much. By the memory that torch holds for each array."""
+    network = import_module("qwenimg.backends.torch.networks.denoisers.flux2_kv_dit")
+    conditions, plain = list[Any](), network.Runner.condition
+
+    def noted(*given: Any) -> Any:
+        conditions.append(plain(*given))
+        return conditions[-1]
+
+    monkeypatch.setattr(network.Runner, "condition", noted)
+    opened["cpu"]("a star", **ASKED)
+    kept = [array for pair in conditions[0].known for array in pair]
+    assert len(kept) == 2 * (DIT["num_layers"] + DIT["num_single_layers"])
+    assert {array.untyped_storage().nbytes() / array.nbytes for array in kept} == {1.0}
+
+
 # Faults
 
 

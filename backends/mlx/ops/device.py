@@ -95,6 +95,11 @@ def away(x: Array) -> Array:
     return eval(mx.contiguous(x))
 
 
+def contiguous(x: Array) -> Array:
+    """Return x, copied if it is a part of a larger array, so that this can be freed."""
+    return mx.contiguous(x)
+
+
 def here(x: Array, like: Array) -> Array:
     """Return x: device and host share their memory."""
     return x

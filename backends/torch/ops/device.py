@@ -47,6 +47,11 @@ def away(x: Tensor) -> Tensor:
     return x.clone() if x.device.type == "cpu" else x.cpu()
 
 
+def contiguous(x: Tensor) -> Tensor:
+    """Return x, copied if it is a part of a larger array, so that this can be freed."""
+    return x.contiguous()
+
+
 def here(x: Tensor, like: Tensor) -> Tensor:
     """Return x on the device of `like`."""
     return x.to(like.device)

@@ -116,12 +116,12 @@ class Flux2KVTransformer(flux2_dit.Flux2Transformer):
         own = own_double, ref_rope
         for block in self.transformer_blocks:
             img, txt, ref, pair = block(img, txt, ref, mods, (rope, txt_rope), own, next(before))
-            pairs += [pair] if keeps else []
+            pairs += [ops.eval(pair)] if keeps else []
             ops.async_eval(img)
         joint, own = mx.concatenate((txt_rope, rope), axis=0), (own_single, ref_rope)
         for block in self.single_transformer_blocks:
             img, txt, ref, pair = block(img, txt, ref, mod, joint, own, next(before))
-            pairs += [pair] if keeps else []
+            pairs += [ops.eval(pair)] if keeps else []
             ops.async_eval(img)
         return self.proj_out(self.norm_out(img, final, self.proj_out.dtype)), pairs
 
@@ -169,5 +169,5 @@ class Runner(LoadedNetwork[Flux2Config, Flux2KVTransformer]):
         features, one = ops.table(step, self.table_dtype), condition
         keeps = one.keeps and not one.known
         velocity, pairs = self.model(x, features, one.txt, one.references, one.ropes, one.known, keeps)
-        one.known.extend(ops.eval(pairs))
+        one.known.extend(pairs)
         return ops.at_least_float32(velocity)

@@ -134,8 +134,8 @@ def with_known(attend: ops.Attend, k: Tensor, v: Tensor, known: Pair | None) -> 
 
 def kept(attend: ops.Attend, k: Tensor, v: Tensor) -> Pair:
     """Return keys and values [B L H D], which are as `attend` takes them, as those that are `known` later: without its
-    scale."""
-    return ops.stream(k, v.dtype), attend.result(v)
+    scale, and without what a layer made besides the values."""
+    return ops.stream(k, v.dtype), ops.contiguous(attend.result(v))
 
 
 class JointAttention(torch.nn.Module):
