@@ -27,6 +27,7 @@ from support.tiny_edit import write_tiny_edit
 from support.tiny_ernie import write_tiny_ernie
 from support.tiny_flux import write_tiny_flux
 from support.tiny_flux2 import write_tiny_flux2
+from support.tiny_flux2_dev import write_tiny_flux2_dev
 from support.tiny_flux3 import write_tiny_flux3
 from support.tiny_krea2 import write_tiny_krea2
 from support.tiny_layered import write_tiny_layered
@@ -44,7 +45,8 @@ CRASHED = "breaks off:"
 SHOWN = 90  # characters of what caught a fault
 TITLES = {
     "qwen": "Qwen-Image", "sd": "SDXL", "z-image": "Z-Image", "sd3": "Stable Diffusion 3", "flux": "FLUX.1",
-    "flux2": "FLUX.2 klein", "flux3": "FLUX.3 Image Klein", "qwen-edit": "Qwen-Image-Edit",
+    "flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev", "flux2-kv": "FLUX.2 klein KV", "flux3": "FLUX.3 Image Klein",
+    "qwen-edit": "Qwen-Image-Edit",
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
     "krea2": "Krea 2", "anima": "Anima",
     "qwen21": "Qwen-Image-2.1",
@@ -58,6 +60,8 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "flux-kontext": lambda folder: write_tiny_flux(folder, "kontext"),
     "flux-fill": lambda folder: write_tiny_flux(folder, "fill"),
     "flux2-base": lambda folder: write_tiny_flux2(folder, distilled=False),
+    "flux2-kv": lambda folder: write_tiny_flux2(folder, distilled=True, kv=True),
+    "flux2-dev": write_tiny_flux2_dev,
     "flux3-base": lambda folder: write_tiny_flux3(folder, distilled=False),
     "flux3-klein": lambda folder: write_tiny_flux3(folder, distilled=True),
     "chroma": write_tiny_chroma,
@@ -159,17 +163,14 @@ def _times(cell: str) -> float:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or list(TABLES)
-    missed = []
+    missed, count = list[str](), 0
     with tempfile.TemporaryDirectory() as folder:
         tiny = TinyFolders(Path(folder))
-        tables = {name: rows(name, tiny) for name in chosen}
-    for _, some in tables.values():
-        missed += some
-    for name, (found, _) in tables.items():
-        write_data(f"mutations-{name}", ["fault", *PRECISIONS], found)
+        for name in sys.argv[1:] or TABLES:
+            found, some = rows(name, tiny)
+            missed, count = missed + some, count + len(found)
+            write_data(f"mutations-{name}", ["fault", *PRECISIONS], found)
     write("measured/parity.md", "mutations", table(["model", "faults", *PRECISIONS, "the least"], summary()))
-    count = sum(len(found) for found, _ in tables.values())
     print(f"{count} faults on each of {len(BACKENDS)} backends; not caught: {', '.join(missed) or 'none'}")
     sys.exit(6 if missed else 0)
 

@@ -55,6 +55,8 @@ QUICK = {
     "anima": {"fp32": ("keys_and_values_exchanged", "states_not_read", "rows_and_columns_swapped")},
     "ernie": {"fp32": ("rope_a_rotation", "silu_in_the_head", "image_before_the_text")},
     "flux2": {"fp32": ("taps_the_last_three", "mu_of_pixels", "batch_eps_of_others")},
+    "flux2-dev": {"fp32": ("guidance_not_read", "pads_see_each_other", "embedded_guidance_for_true_cfg")},
+    "flux2-kv": {"fp32": ("references_apart", "blocks_back_to_front", "references_at_the_time_of_the_image")},
     "flux3": {"fp32": ("text_modulated_as_references", "references_in_one_place", "references_in_frames")},
     "qwen-edit": {"fp32": ("windows_from_the_other_corner", "slots_one_token_late", "zero_cond_t_ignored")},
     "qwen-layered": {"fp32": ("picture_two_frames_before", "addition_of_the_other_kind", "picture_without_alpha")},

@@ -1,5 +1,5 @@
 """Faults in FLUX.2 klein: in its transformer, its text encoder, its VAE, their weights, the loop around them, and the
-references that it sees."""
+references that it sees. klein KV and dev have most of them too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qwenimg.common.families.flux2 import references, texts
-from qwenimg.common.families.flux2.model import Flux2
+from qwenimg.common.families.flux2.model import Flux2, shift
 from qwenimg.common.networks.denoisers import flux2_conditioning
 from qwenimg.common.numbers import noise, packing
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
@@ -31,6 +31,25 @@ feed_forward_modulates_attention = shared.of_modulation("feed_forward_modulates_
 
 def _class(patch: Patch, name: str) -> Any:
     return getattr(patch.backend.network("flux2_dit"), name)
+
+
+def streams_modulation_exchanged(patch: Patch) -> None:
+    """The text's for the image, and the other way round."""
+    owner = patch.backend.network("diffusion_transformer").JointBlock
+
+    def exchanged(streams: Any, own: Any, img: Any, txt: Any, mods: Any, *rest: Any, **more: Any) -> Any:
+        return streams(own, img, txt, mods[::-1], *rest, **more)
+
+    patch.around(owner, "streams", exchanged)
+
+
+def image_first_in_single_blocks(patch: Patch) -> None:
+    """RoPE's rows of the image before the text's."""
+
+    def exchanged(streams: Any, own: Any, img: Any, txt: Any, mod: Any, table: Any, *rest: Any) -> Any:
+        return streams(own, img, txt, mod, patch.backend.lib.roll(table, img.shape[1], 0), *rest)
+
+    patch.around(_class(patch, "SingleBlock"), "streams", exchanged)
 
 
 def feed_forward_halves_exchanged(patch: Patch) -> None:
@@ -72,7 +91,7 @@ def norm_eps(patch: Patch) -> None:
 # The text encoder
 
 
-def _taps(patch: Patch, change: Any) -> None:
+def taps(patch: Patch, change: Any) -> None:
     owner = patch.backend.network("decoder").Decoder
 
     def changed(encoder: Any) -> None:
@@ -82,11 +101,11 @@ def _taps(patch: Patch, change: Any) -> None:
 
 
 def taps_one_layer_early(patch: Patch) -> None:
-    _taps(patch, lambda taps: tuple(tap - 1 for tap in taps))
+    taps(patch, lambda taps: tuple(tap - 1 for tap in taps))
 
 
 def taps_the_last_three(patch: Patch) -> None:
-    _taps(patch, lambda taps: tuple(range(taps[-1] - len(taps) + 1, taps[-1] + 1)))
+    taps(patch, lambda taps: tuple(range(taps[-1] - len(taps) + 1, taps[-1] + 1)))
 
 
 def text_not_normed(patch: Patch) -> None:
@@ -178,12 +197,12 @@ def mu_of_large_images(patch: Patch) -> None:
 
 
 def mu_of_one_step_more(patch: Patch) -> None:
-    _levels(patch, lambda config, tokens, steps: model.shift(config, tokens, steps + 1))
+    _levels(patch, lambda config, tokens, steps: shift(config, tokens, steps + 1))
 
 
 def mu_of_pixels(patch: Patch) -> None:
     """Latents before patches for tokens."""
-    _levels(patch, lambda config, tokens, steps: model.shift(config, 4 * tokens, steps))
+    _levels(patch, lambda config, tokens, steps: shift(config, 4 * tokens, steps))
 
 
 def mu_by_size(patch: Patch) -> None:
@@ -256,25 +275,27 @@ def tokens_columns_first(patch: Patch) -> None:
     patch.around(packing, "tokens", lambda made, latents: made(np.ascontiguousarray(latents.swapaxes(2, 3))))
 
 
-_ALL = (
+BLOCKS = (
     Mutant(shared.sines_first("flux2_dit", "TimeGuidanceEmbed"), "sines before cosines of the time"),
     Mutant(shared.scales_first, "scales before shifts in blocks of two streams"),
     Mutant(shared.gates_swapped, "the gates of attention and feed-forward exchanged"),
     Mutant(feed_forward_modulates_attention, "the feed-forward's modulation for the attention's"),
     Mutant(flux.single_gate_first, "gates before shifts and scales in blocks of one stream"),
     Mutant(shared.last_scale_and_shift_swapped, "scale and shift of the head exchanged"),
-    Mutant(flux.streams_modulation_exchanged("flux2_dit", "DoubleBlock"), "each stream with the other's modulation"),
+    Mutant(streams_modulation_exchanged, "each stream with the other's modulation"),
     Mutant(shared.scale_without_one, "`scale` for `1 + scale`"),
     Mutant(shared.silu_left_out, "no SiLU"),
     Mutant(feed_forward_halves_exchanged, "the two halves of the feed-forward exchanged"),
     Mutant(keys_first_in_single_blocks, "keys before queries in blocks of one stream"),
     Mutant(values_first_in_single_blocks, "values after queries in blocks of one stream"),
     Mutant(feed_forward_first_out_of_single_blocks, "the feed-forward before the attention in `to_out`"),
-    Mutant(flux.image_first_in("flux2_dit", "SingleBlock"), "RoPE of blocks of one stream with the image first"),
+    Mutant(image_first_in_single_blocks, "RoPE of blocks of one stream with the image first"),
     Mutant(flux.text_norms_of_the_image, "the image's norm of queries for the text"),
     Mutant(norm_eps, "epsilons of blocks of two streams ten times too large"),
     Mutant(flux.first_text_token_not_attended, "the first text token not attended"),
     *shared.ATTENTION_WITH_ROPE,
+)
+QWEN3 = (
     Mutant(taps_one_layer_early, "text states of one layer before"),
     Mutant(taps_the_last_three, "text states of the last three layers"),
     Mutant(shared.text_not_causal, "a Qwen3 that sees what comes"),
@@ -282,14 +303,16 @@ _ALL = (
     Mutant(text_not_normed, "no norm of Qwen3's queries and keys"),
     Mutant(shared.keys_not_shared, "Qwen3's shared heads of keys dealt out in another order"),
     Mutant(pads_attended, "pads attended"),
+)
+VAE = (
     Mutant(batch_mean_not_added, "the VAE's batch mean not added"),
     Mutant(batch_variance_for_deviation, "the VAE's batch variance for the deviation"),
     Mutant(batch_eps_of_others, "epsilon 1e-5 for 1e-4 of the VAE's batch variance"),
     Mutant(batch_statistics_of_one_latent, "the batch statistics of a patch's first channels for all"),
     Mutant(patches_in_another_order, "patches in the order (dy, dx, c)"),
     Mutant(shared.padded_on_the_other_side, "zeros above and left for below and right"),
-    *shared.ARITHMETIC,
-    Mutant(shared.velocity_sign("flux2_dit"), "the velocity's sign", picture=True),
+)
+LOOP = (
     Mutant(time_off, "times 0.1 % off", picture=True),
     Mutant(mu_of_large_images, "the shift of large images, which has no steps in it", picture=True),
     Mutant(mu_of_one_step_more, "the shift for one step more", picture=True),
@@ -302,16 +325,27 @@ _ALL = (
     Mutant(references_one_apart, "references 1 apart, for 10", picture=True),
     Mutant(references_exchanged, "the references in another order", picture=True),
     Mutant(shared.reference_a_sample, "a sample of a reference's latents for their mean", picture=True),
-    Mutant(shared.velocity_of_other_tokens, "the velocity of other tokens", picture=True),
     Mutant(tokens_columns_first, "columns before rows of tokens", picture=True),
     Mutant(text_in_the_frame_axis, "text tokens numbered as frames", picture=True),
     Mutant(text_from_one, "text tokens numbered from 1", picture=True),
     Mutant(text_not_numbered, "text tokens not numbered", picture=True),
+    *shared.DECODING,
+)
+TEMPLATE = (
     Mutant(text_without_pads, "text without its pads", picture=True),
     Mutant(template_that_thinks, "the template without its empty thought", picture=True),
+)
+_ALL = (
+    *BLOCKS,
+    *QWEN3,
+    *VAE,
+    *shared.ARITHMETIC,
+    Mutant(shared.velocity_sign("flux2_dit"), "the velocity's sign", picture=True),
+    *LOOP,
+    Mutant(shared.velocity_of_other_tokens, "the velocity of other tokens", picture=True),
+    *TEMPLATE,
     Mutant(shared.cfg_branches_swapped(patch_model), "the branches of guidance exchanged", picture=True),
     Mutant(shared.cfg_from_the_prompt(patch_model), "guidance from the prompt's prediction", picture=True),
-    *shared.DECODING,
     Mutant(reference_stretched, "a reference stretched for its middle", scene="odd"),
 )
 MUTANTS = tuple(replace(mutant, refused=("fp16",)) for mutant in _ALL)
