@@ -4,7 +4,7 @@ about how long an image takes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -18,7 +18,7 @@ from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub import listing
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.memory.memory_plan import MemoryPlan
-from qwenimg.common.parts.texts.template_texts import TemplateTexts
+from qwenimg.common.parts.texts.template_texts import LONG_PROMPT, USUAL, TemplateTexts
 from qwenimg.common.pipeline import second_pass
 from qwenimg.common.pipeline.fit import seconds
 from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, plan_memory
@@ -116,10 +116,10 @@ def times(model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
 
 def take_usual_prompt(model: DiffusionModel, request: Request, plan: MemoryPlan) -> None:
     """Give the plan of a request without a prompt the operations of a prompt of usual length, while its memory is that
-    of the longest: for a small picture that is most of the work. Published rates were compared with the longest."""
-    if model.engine.rate is not None:
-        texts = getattr(model, "texts", None)
-        with texts.of_usual_length() if isinstance(texts, TemplateTexts) else nullcontext():
+    of the longest: for a small picture that is most of the work. Published rates were compared with long prompts."""
+    texts, measured = getattr(model, "texts", None), model.engine.rate is not None
+    if isinstance(texts, TemplateTexts):
+        with texts.of_usual_length(USUAL if measured else LONG_PROMPT):
             plan.steps = plan_memory(model, request, counted=False).steps
 
 

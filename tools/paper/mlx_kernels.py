@@ -23,9 +23,11 @@ from mlx.utils import tree_flatten, tree_unflatten
 from numpy.lib.stride_tricks import as_strided
 
 from paper.kernels import Case, Kernel, Kind, Span
+from paper.patches import inputs
 from qwenimg.backends.mlx import compile
 from qwenimg.backends.mlx.networks.vaes.vae import WIDE
 from qwenimg.backends.mlx.ops import DTYPES
+from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
 from qwenimg.common.networks.network import Network, import_network
 from qwenimg.common.precision.precision import Precision
@@ -78,20 +80,25 @@ def _single_stream(component: Any, config: Any, case: Case, nodes: Nodes) -> Cal
 def _flux(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
     grid = case.height // PATCH, case.width // PATCH
     tokens, masked = grid[0] * grid[1], config.in_channels - config.out_features
-    text, pooled = mx.zeros((1, case.text, config.joint_attention_dim)), mx.zeros((1, config.pooled_projection_dim))
+    text = mx.zeros((1, case.text, config.joint_attention_dim))
     mask = mx.zeros((1, tokens, masked)) if masked else None
     condition = nodes.all_given(component.condition(text, [grid], [], mask))
-    modulation = nodes.all_given(component.modulate(np.zeros((1, 256)), np.zeros((1, 256)), [pooled]))
+    if isinstance(config, ChromaConfig):
+        made = component.modulate(np.zeros((1, config.vectors, config.approximator_num_channels)))
+    else:
+        times, pooled = np.zeros((1, 256)), config.pooled_projection_dim
+        made = component.modulate(times, times, [mx.zeros((1, pooled)) if pooled else None])
+    modulation = nodes.all_given(made)
     latents = mx.zeros((1, tokens, config.out_features))
     return lambda: component.predict(latents, (modulation, 0), condition)
 
 
-def _flux2(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+def _patches(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
     grid = case.height // PATCH, case.width // PATCH
-    text = mx.zeros((1, case.text, config.joint_attention_dim))
-    condition = nodes.all_given(component.condition(text, ([grid], [])))
+    states, images, features = inputs(config, grid)
+    condition = nodes.all_given(component.condition(mx.zeros((1, case.text, states)), images))
     latents = mx.zeros((1, grid[0] * grid[1], config.in_channels))
-    return lambda: component.predict(latents, np.zeros((1, config.timestep_guidance_channels)), condition)
+    return lambda: component.predict(latents, features, condition)
 
 
 def _sd3(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
@@ -130,7 +137,13 @@ CALLS: dict[str, Callable[[Any, Any, Case, Nodes], Callable[[], Array]]] = {
     "qwen_dit": _transformer,
     "zimage_dit": _single_stream,
     "flux_dit": _flux,
-    "flux2_dit": _flux2,
+    "longcat_dit": _flux,
+    "chroma_dit": _flux,
+    "flux2_dit": _patches,
+    "flux2_kv_dit": _patches,
+    "flux3_dit": _patches,
+    "ernie_dit": _patches,
+    "krea2_dit": _patches,
     "sd3_dit": _sd3,
     "unet": _unet,
     "qwen_vae": _decoder,

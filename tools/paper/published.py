@@ -14,7 +14,19 @@ from qwenimg.common.families.flux.model import LENGTHS
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, OpenModel
-from qwenimg.common.networks.denoisers import flux2_dit, flux_dit, qwen_dit, sd3_dit, zimage_dit
+from qwenimg.common.networks.denoisers import (
+    chroma_dit,
+    ernie_dit,
+    flux2_dit,
+    flux2_kv_dit,
+    flux3_dit,
+    flux_dit,
+    krea2_dit,
+    longcat_dit,
+    qwen_dit,
+    sd3_dit,
+    zimage_dit,
+)
 from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -24,7 +36,13 @@ QWEN_TEXT, CLIP_TEXT = 64, 77  # tokens: of a prompt of some length, and of a ch
 TEXTS: dict[str, Callable[[Any], int]] = {
     zimage_dit.NETWORK.name: lambda config: QWEN_TEXT,
     flux_dit.NETWORK.name: lambda config: LENGTHS[not config.guidance_embeds],  # schnell is published without
-    flux2_dit.NETWORK.name: lambda config: 512,  # padded
+    longcat_dit.NETWORK.name: lambda config: 512,  # padded, as the next two
+    flux2_dit.NETWORK.name: lambda config: 512,
+    flux2_kv_dit.NETWORK.name: lambda config: 512,
+    flux3_dit.NETWORK.name: lambda config: 80,  # padded to a multiple of it
+    chroma_dit.NETWORK.name: lambda config: QWEN_TEXT,
+    ernie_dit.NETWORK.name: lambda config: QWEN_TEXT,
+    krea2_dit.NETWORK.name: lambda config: QWEN_TEXT,
     sd3_dit.NETWORK.name: lambda config: CLIP_TEXT + 256,  # both CLIPs side by side, then T5
 }
 Network = tuple[str, Any]  # a module of `networks`, and its configuration
@@ -57,7 +75,8 @@ class Subject:
         guidance go in one batch where the model runs them so on a GPU."""
         rows, columns = height // self.scale, width // self.scale
         network, config = self.denoiser
-        told = network == flux_dit.NETWORK.name  # its guidance, in one branch
+        # Guidance is an input, in one branch
+        told = network == flux_dit.NETWORK.name or getattr(config, "guidance_embeds", False)
         branches = 2 if guided and not told else 1
         if (texts := TEXTS.get(network)) is not None:
             return Case(height=rows, width=columns, text=texts(config), branches=1), branches

@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paper.kernels import Case, Kernel, Kind, Span
+from paper.patches import inputs
 from qwenimg.backends.torch import compile
 from qwenimg.backends.torch.networks.vaes.vae import WIDE
 from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.ops.images import laid_out
+from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
 from qwenimg.common.networks.network import Network, import_network
 from qwenimg.common.precision.precision import Precision
@@ -90,18 +92,21 @@ def _flux(component: Any, config: Any, case: Case) -> Forward:
     tokens, masked = grid[0] * grid[1], config.in_channels - config.out_features
     mask = empty(tokens, masked) if masked else None
     condition = component.condition(empty(case.text, config.joint_attention_dim), [grid], [], mask)
-    times = np.zeros((1, 256))
-    modulation = component.modulate(times, times, [empty(config.pooled_projection_dim)])
+    if isinstance(config, ChromaConfig):
+        modulation = component.modulate(np.zeros((1, config.vectors, config.approximator_num_channels)))
+    else:
+        times, pooled = np.zeros((1, 256)), config.pooled_projection_dim
+        modulation = component.modulate(times, times, [empty(pooled) if pooled else None])
     latents = empty(tokens, config.out_features)
     return lambda: component.predict(latents, (modulation, 0), condition)
 
 
-def _flux2(component: Any, config: Any, case: Case) -> Forward:
+def _patches(component: Any, config: Any, case: Case) -> Forward:
     grid = case.height // PATCH, case.width // PATCH
-    text = torch.empty(1, case.text, config.joint_attention_dim, device=component.device)
-    condition = component.condition(text, ([grid], []))
+    states, images, features = inputs(config, grid)
+    condition = component.condition(torch.empty(1, case.text, states, device=component.device), images)
     latents = torch.empty(1, grid[0] * grid[1], config.in_channels, device=component.device)
-    return lambda: component.predict(latents, np.zeros((1, config.timestep_guidance_channels)), condition)
+    return lambda: component.predict(latents, features, condition)
 
 
 def _sd3(component: Any, config: Any, case: Case) -> Forward:
@@ -133,7 +138,13 @@ CALLS: dict[str, Callable[[Any, Any, Case], Forward]] = {
     "qwen_dit": _transformer,
     "zimage_dit": _single_stream,
     "flux_dit": _flux,
-    "flux2_dit": _flux2,
+    "longcat_dit": _flux,
+    "chroma_dit": _flux,
+    "flux2_dit": _patches,
+    "flux2_kv_dit": _patches,
+    "flux3_dit": _patches,
+    "ernie_dit": _patches,
+    "krea2_dit": _patches,
     "sd3_dit": _sd3,
     "unet": _unet,
     "qwen_vae": _decoder,

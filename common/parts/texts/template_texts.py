@@ -17,6 +17,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
 USUAL = 50  # tokens of a prompt of some forty words, with the end of its template
+LONG_PROMPT = 512  # tokens of a long prompt; some models take thousands
 
 
 class TemplateTexts(PromptTexts[str]):
@@ -67,9 +68,9 @@ class TemplateTexts(PromptTexts[str]):
         return [self._encoding(max(self._token_counts(prompts, counted)))]
 
     @contextmanager
-    def of_usual_length(self) -> Iterator[None]:
-        """Take prompts that are not counted to be USUAL tokens long, where the template does not fill them up."""
-        self.assumed = self.template.filled(USUAL)
+    def of_usual_length(self, tokens: int = USUAL) -> Iterator[None]:
+        """Take prompts that are not counted to be `tokens` long, where the template does not fill them up."""
+        self.assumed = self.template.filled(tokens)
         try:
             yield
         finally:
