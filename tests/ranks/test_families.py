@@ -87,6 +87,16 @@ def test_branches_then_tokens_then_both(kind: str, tiny: dict[str, Path]) -> Non
         check(tiny[kind], 6, asked, False, expected)
 
 
+@pytest.mark.parametrize(("ranks", "guidance"), [(2, 0.0), (4, 3.0)])
+@pytest.mark.sample(0)
+def test_queries_that_share_keys(tiny: dict[str, Path], ranks: int, guidance: float) -> None:
+    """Four heads on two ranks of a branch; each pair has keys of its own."""
+    asked = SIZE | {"guidance": guidance}
+    expected = latents(tiny["krea2"], None, asked)
+    assert expected is not None
+    check(tiny["krea2"], ranks, asked, False, expected)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.sample(0)
 def test_parts_of_a_prompt_are_branches_and_change_together(tiny: dict[str, Path], ranks: int) -> None:

@@ -101,12 +101,14 @@ def share_tokens(model: torch.nn.Module, group: HasTokenRanks) -> None:
 
 
 def _attention(tokens: Tokens, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, text_last: bool) -> Tensor:
-    """Return `attention` over this rank's tokens of the image and the text, [B S+L' H D] each -> [B S+L' H*D]: this
-    rank computes it for all tokens of its heads."""
+    """Return `attention` over this rank's tokens of the image and the text, q [B S+L' H D] and k, v [B S+L' Hk D] ->
+    [B S+L' H*D]: this rank computes it for all tokens of its heads."""
     ranks, counts = tokens.ranks, tokens.counts
     if ranks is None or not counts:  # text alone
         return attention(q, k, v, mask)
     B, _, H, D = q.shape
+    if k.shape[2] < H:  # heads of keys that queries share: each query's rank has its own copy
+        k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
     mine, heads = counts[ranks.rank], H // ranks.size
     all_heads = torch.stack([x.to(v.dtype) for x in (q, k, v)])
     txt, img = _apart(all_heads, mine, text_last)

@@ -11,7 +11,7 @@ from math import inf
 
 from qwenimg.common.families.krea2 import memory
 from qwenimg.common.families.krea2.texts import TEMPLATE
-from qwenimg.common.memory.memory import kept_bytes, scores
+from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.krea2_conditioning import time_row
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.numbers import packing
@@ -53,19 +53,13 @@ class Krea2(FlowModel):
         self.channels = self.config.in_channels // PATCH**2
         self.guidance = Guidance(formula=from_prompt, off=inf if checkpoint.distilled else 0.0)
 
-    @property
-    def heads(self) -> int:
-        """Zero: ranks share its branches of guidance only, since its heads of keys are fewer."""
-        return 0
-
     # The transformer
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, sharing = self.guidance.branches(request), self.sharing(request)
-        counts = [shape.count // PATCH**2 + length for length in lengths]
-        peak = memory.step_peak(self.config, max(counts), max(lengths))
-        peak += scores(self.config.num_attention_heads, 1, max(counts), self.engine.workspace.score_bytes)
-        activations = self.runtime.call_bytes(self.checkpoint["transformer"], peak)
+        branches, sharing, tokens = self.guidance.branches(request), self.sharing(request), shape.count // PATCH**2
+        counts = [tokens + length for length in lengths]
+        peak = memory.step_peak(self.config, sharing.part(tokens) + max(lengths), max(lengths))
+        activations = self.call_bytes(peak, tokens, max(counts), sharing)
         activations += kept_bytes(self.config.dim, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
         return [self.denoising(plan, branches, sharing, activations, operations)]

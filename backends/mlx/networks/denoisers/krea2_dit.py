@@ -178,6 +178,7 @@ class Krea2Transformer(mlx.nn.Module):
     def __init__(self, config: Krea2Config, stream: mx.Dtype):
         super().__init__()
         self.stream = stream
+        self.tokens = ops.Tokens()
         self.img_in = ops.Linear(config.in_channels, config.dim)
         self.time_embed = TimestepEmbedding(config)
         self.time_mod_proj = ops.Linear(config.dim, 6 * config.dim)
@@ -198,10 +199,11 @@ class Krea2Transformer(mlx.nn.Module):
         """
         temb = self.time_embed(features)
         mod = self.time_mod_proj(ops.gelu(temb))
-        x = ops.joined(txt, ops.stream(self.img_in(latents), self.stream), self.stream)
+        img = self.tokens.part(ops.stream(self.img_in(latents), self.stream))
+        x = ops.joined(txt, img, self.stream)
         for block in self.transformer_blocks:
             x = ops.async_eval(block(x, mod, rope))
-        return self.final_layer(x[:, txt.shape[1] :], temb)
+        return self.final_layer(self.tokens.gathered(x[:, txt.shape[1] :]), temb)
 
 
 # Runner
@@ -221,7 +223,9 @@ class Runner(LoadedNetwork[Krea2Config, Krea2Transformer]):
         """Prepare text states [1 S N*W] for an image of `grid` rows and columns of tokens."""
         tables = krea2_conditioning.table(self.config, grid, text.shape[1])
         rope = ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in tables))
-        return Condition(txt=ops.eval(self.model.text(text)), rope=rope)
+        S = text.shape[1]
+        own = mx.concatenate((rope[:S], self.model.tokens.rows(rope[S:])), axis=0)
+        return Condition(txt=ops.eval(self.model.text(text)), rope=own)
 
     @ops.computes
     def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
