@@ -41,7 +41,7 @@ from qwenimg.common.base.config import model_index
 from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 
 PROMPT = "a red circle and a small blue square on a white background"
-PICTURE = "seen.png"  # of models that edit one
+PICTURES = {"seen.png": (96, 128), "large.png": (384, 384)}  # of models that edit one: height and width
 TINY = "taesd_decoder.safetensors"  # of published sizes, beside its encoder
 RESULTS, ALLOCATOR = (DOCS / "results" / name for name in ("memory.json", "allocator.json"))
 NEAR, NEAR_COUNTED = 0.10, 0.15  # of what is measured, and of what the allocator counts
@@ -69,7 +69,7 @@ class Run:
 
     def words(self, path: Path) -> list[str]:
         """The options, with the picture and the tiny VAE in the folder `path`."""
-        return [str(path / word) if word in (PICTURE, TINY) else word for word in self.options.split()]
+        return [str(path / word) if word in (*PICTURES, TINY) else word for word in self.options.split()]
 
     @property
     def title(self) -> str:
@@ -112,12 +112,20 @@ RUNS = (
     Run("flux", "cpu", "--size 512x384 --precision bf16"),
     Run("flux", "mlx", "--size 128x128 --precision fp32"),
     Run("flux2", "cpu", "--size 256x256 --precision fp32"),
+    Run("flux2-dev", "cpu", "--size 256x256 --precision fp32"),
+    Run("flux2-dev", "mlx", "--size 128x128 --precision fp32"),
+    Run("flux2-kv", "cpu", "--size 256x256 --precision fp32 -i large.png"),
+    Run("flux2-kv", "mlx", "--size 128x128 --precision fp32 -i large.png"),
     Run("flux3", "cpu", "--size 256x256 --precision fp32"),
     Run("flux3", "mlx", "--size 128x128 --precision fp32"),
     Run("longcat", "cpu", "--size 256x256 --precision fp32"),
     Run("longcat", "mlx", "--size 128x128 --precision fp32"),
     Run("chroma", "cpu", "--size 256x256 --precision fp32"),
     Run("chroma", "mlx", "--size 128x128 --precision fp32"),
+    Run("ernie", "cpu", "--size 256x256 --precision fp32"),
+    Run("ernie", "mlx", "--size 128x128 --precision fp32"),
+    Run("krea2", "cpu", "--size 256x256 --precision fp32"),
+    Run("krea2", "mlx", "--size 128x128 --precision fp32"),
     Run("qwen21", "cpu", "--size 512x512 --precision fp32 --guidance 4"),
     Run("qwen21", "cpu", "--size 512x512 --precision fp32 -i seen.png"),
     Run("qwen21", "cpu", "--size 512x384 --precision bf16 -i seen.png"),
@@ -198,7 +206,9 @@ CALLED_IN_STEPS = ("sd15-controlnet", "sdxl-union", "z-image-control")
 
 
 # Models without a stage of their modulation
-MODULATED_IN_STEPS = ("z-image", "z-image-control", "flux2", "flux3", "qwen21", "anima")
+MODULATED_IN_STEPS = (
+    "z-image", "z-image-control", "flux2", "flux2-dev", "flux2-kv", "flux3", "ernie", "krea2", "qwen21", "anima",
+)  # fmt: skip
 
 
 def starts(model: str) -> dict[str, str]:
@@ -258,7 +268,9 @@ def made(folder: Path, model: str) -> Path:
     if not model_index(path).exists():
         write_folder(path, model)
         tiny_autoencoder.write_authors(path, "taesd", tiny_autoencoder.weights(TinyVAEConfig()))
-        Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)).save(path / PICTURE)
+        for picture, size in PICTURES.items():
+            pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+            Image.fromarray(pixels).save(path / picture)
     return path
 
 

@@ -27,10 +27,13 @@ from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
     anima_dit,
     chroma_dit,
+    ernie_dit,
     flux2_dit,
+    flux2_kv_dit,
     flux3_dit,
     flux_controlnet,
     flux_dit,
+    krea2_dit,
     longcat_dit,
     qwen21_dit,
     qwen_controlnet,
@@ -46,12 +49,14 @@ from qwenimg.common.networks.denoisers import (
 from qwenimg.common.networks.encoders import (
     anima_conditioner,
     clip,
+    language_names,
     qwen3_vl_vision,
     qwen_vl_vision,
     redux,
     siglip_vision,
     t5,
 )
+from qwenimg.common.networks.encoders.decoder import DecoderConfig
 from qwenimg.common.networks.encoders.qwen import QWEN2_5_VL, QWEN3, QWEN3_VL, Qwen3Config, Qwen3VLConfig, QwenVLConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, kl_vae, qwen21_vae, qwen_vae
@@ -131,6 +136,12 @@ def write_trained_clip(folder: Path) -> None:
     from support.tiny_clip import write_tiny_clip_tokenizer
 
     write_tiny_clip_tokenizer(folder)
+
+
+def write_mistral_tokenizer(folder: Path) -> None:
+    from support.tiny_flux2_dev import tiny_tokenizer
+
+    tiny_tokenizer().save_pretrained(folder)
 
 
 # Qwen-Image
@@ -217,6 +228,10 @@ FLUX2_TEXT = Qwen3Config(
     vocab_size=32000,
 )  # fmt: skip
 FLUX2_VAE = flux2_vae.Flux2VAEConfig(block_out_channels=(64, 128, 256, 256))
+MISTRAL = DecoderConfig(
+    hidden_size=512, intermediate_size=2048, num_hidden_layers=32, num_attention_heads=8, num_key_value_heads=2,
+    head_dim=64, vocab_size=32000, rms_norm_eps=1e-5, rope_theta=1e9,
+)  # fmt: skip
 FLUX3 = flux3_dit.Flux3Config(
     num_layers=2, num_single_layers=8, num_attention_heads=8, joint_attention_dim=4096, flow_map=True
 )
@@ -239,6 +254,18 @@ ZIMAGE_TEXT = Qwen3Config(
     hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
     vocab_size=32000,
 )  # fmt: skip
+ERNIE = ernie_dit.ErnieConfig(
+    hidden_size=1024, num_attention_heads=8, num_layers=9, ffn_hidden_size=3072, text_in_dim=768
+)
+MINISTRAL = DecoderConfig(
+    hidden_size=768, intermediate_size=2304, num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=2,
+    head_dim=128, vocab_size=32000, rms_norm_eps=1e-5, rope_theta=1e6, tie_word_embeddings=True,
+)  # fmt: skip
+KREA2 = krea2_dit.Krea2Config(
+    num_layers=8, num_attention_heads=8, num_key_value_heads=2, intermediate_size=2816, text_hidden_dim=512,
+    text_num_attention_heads=4, text_num_key_value_heads=4, text_intermediate_size=1408,
+)  # fmt: skip
+KREA2_TEXT = replace(FLUX3_TEXT, num_hidden_layers=36)
 QWEN21 = qwen21_dit.Qwen21Config(num_layers=8, num_attention_heads=8, context_in_dim=1024)
 QWEN21_TEXT = qwen3_vl_vision.Qwen3VLVisionConfig(
     hidden_size=1024, intermediate_size=3072, num_hidden_layers=9, num_attention_heads=8, num_key_value_heads=2,
@@ -311,6 +338,23 @@ KINDS = {
             "vae": (flux2_vae.NETWORK, FLUX2_VAE),
         },
     ),
+    "flux2-kv": Kind(
+        model="flux2-klein-9b-kv",
+        parts={
+            "transformer": (flux2_kv_dit.NETWORK, FLUX2),
+            "text_encoder": (QWEN3, FLUX2_TEXT),
+            "vae": (flux2_vae.NETWORK, FLUX2_VAE),
+        },
+    ),
+    "flux2-dev": Kind(
+        model="flux2-dev",
+        parts={
+            "transformer": (flux2_dit.NETWORK, replace(FLUX2, guidance_embeds=True)),
+            "text_encoder": (language_names.MISTRAL_SMALL_3.network, MISTRAL),
+            "vae": (flux2_vae.NETWORK, FLUX2_VAE),
+        },
+        tokenizers={"tokenizer": write_mistral_tokenizer},
+    ),
     "flux3": Kind(
         model="flux3-klein",
         parts={
@@ -346,6 +390,23 @@ KINDS = {
             "vae": (qwen_vae.NETWORK, qwen_vae.QwenVAEConfig()),
         },
         tokenizers={"tokenizer": write_tiny_tokenizer, "t5_tokenizer": write_t5_tokenizer},
+    ),
+    "ernie": Kind(
+        model="ernie-image",
+        parts={
+            "transformer": (ernie_dit.NETWORK, ERNIE),
+            "text_encoder": (language_names.MINISTRAL_3.network, MINISTRAL),
+            "vae": (flux2_vae.NETWORK, FLUX2_VAE),
+        },
+        tokenizers={"tokenizer": write_mistral_tokenizer},
+    ),
+    "krea2": Kind(
+        model="krea-2-raw",
+        parts={
+            "transformer": (krea2_dit.NETWORK, KREA2),
+            "text_encoder": (QWEN3_VL, KREA2_TEXT),
+            "vae": (qwen_vae.NETWORK, qwen_vae.QwenVAEConfig(base_dim=48)),
+        },
     ),
     "z-image": Kind(
         model="z-image-turbo",

@@ -31,8 +31,8 @@ class ChromaTexts(T5Texts):
         return [len(self.fill(prompt).ids) if counted else self.length for prompt in prompts]
 
     def encodings(self, prompts: Sequence[str], counted: bool) -> list[Stage]:
-        """Return the stage of T5."""
-        return self.stages()
+        """Return the stage of T5, which reads no more than one pad."""
+        return [self.encoding(max(self.lengths(prompts, counted)))]
 
     def cut(self, prompt: str) -> str:
         """Return the numbers of tokens that are seen and that are not."""

@@ -49,15 +49,19 @@ class PaddedTexts(Texts[str]):
 
     def stages(self) -> list[Stage]:
         """Return the stage that encodes prompts."""
-        return [self.stage(self.encoder, 1, self.length, self.more())]
+        return [self.encoding(self.length)]
+
+    def encoding(self, length: int) -> Stage:
+        """Return the stage that encodes prompts of at most `length` tokens."""
+        return self.stage(self.encoder, 1, length, self.more(length))
 
     def encode(self, keys: Sequence[str]) -> Iterator[States]:
         """Encode `keys` one after the other."""
-        [stage] = self.stages()
-        return self.run(stage, self._encoded, [self.fill(key).ids for key in keys])
+        prompts = [self.fill(key).ids for key in keys]
+        return self.run(self.encoding(max(map(len, prompts))), self._encoded, prompts)
 
-    def more(self) -> int:
-        """Return the bytes of activations that other text encoders do not have."""
+    def more(self, length: int) -> int:
+        """Return the bytes of activations for `length` tokens that other text encoders do not have."""
         return 0
 
     def _encoded(self, encoder: Any, ids: Sequence[int]) -> States:
@@ -85,13 +89,13 @@ class T5Texts(PaddedTexts):
         """Return the shape of the states."""
         return [(1, self.length, self.encoder.config.d_model)]
 
-    def more(self) -> int:
+    def more(self, length: int) -> int:
         """Return the bytes of activations that only T5 has: the bias for each pair of tokens as it is looked up,
         reordered and taken by a kernel (measured on a CPU: two to three of these, so 2.5), and the matrix that is in
         float32 where others are in float16."""
         config: T5Config = self.encoder.config
         half = self.runtime.precision.stored_dtype("text") == "float16"
-        return 10 * config.num_heads * self.length**2 + (4 * config.d_model * config.d_ff if half else 0)
+        return 10 * config.num_heads * length**2 + (4 * config.d_model * config.d_ff if half else 0)
 
     def results(self, encoder: TextEncoder, ids: Sequence[int]) -> Sequence[Array]:
         """Return the states of one prompt [1 S C]."""
