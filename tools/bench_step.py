@@ -46,12 +46,16 @@ from qwenimg.common.networks.denoisers import (
     anima_dit,
     chroma_conditioning,
     chroma_dit,
+    ernie_conditioning,
+    ernie_dit,
     flux2_conditioning,
     flux2_dit,
     flux3_conditioning,
     flux3_dit,
     flux_conditioning,
     flux_dit,
+    krea2_conditioning,
+    krea2_dit,
     longcat_dit,
     qwen21_conditioning,
     qwen21_dit,
@@ -245,6 +249,33 @@ def _anima_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarr
     features = anima_conditioning.time_row(component.config, 1000 * SIGMA, "float32")
     x = engine.array(packing.pack(latents))
     return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+
+
+# ERNIE-Image and Krea 2
+
+
+def _ernie_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    more = {"timestep": _time(1000 * SIGMA, text), "text_bth": text, "text_lens": torch.tensor([text.shape[1]])}
+    return lambda: model(latents, **more, return_dict=False)[0].flatten(2).transpose(1, 2)
+
+
+def _krea2_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    """A step for text states of which each token has those of all layers."""
+    states = text.unflatten(2, (model.config.num_text_layers, -1))
+    positions = krea2_conditioning.positions((latents.shape[2] // 2, latents.shape[3] // 2), text.shape[1])
+    more = {"timestep": _time(SIGMA, text), "position_ids": torch.from_numpy(positions)}
+    return lambda: model(_tokens(latents), states, **more, return_dict=False)[0]
+
+
+def _one_stream_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    h, w = latents.shape[2:]
+    if isinstance(component.config, krea2_dit.Krea2Config):
+        features = krea2_conditioning.time_row(component.config, 1000 * SIGMA, "float32")
+        grid, x = (h // 2, w // 2), packing.pack(latents)
+    else:
+        features, grid, x = ernie_conditioning.time_row(component.config, 1000 * SIGMA), (h, w), packing.tokens(latents)
+    condition, tokens = component.condition(engine.array(text), grid), engine.array(x)
+    return lambda: component.predict(tokens, features, condition), lambda y: engine.numpy(y)
 
 
 # Qwen-Image-2.1, which sees a picture like the latents behind the first words
@@ -525,6 +556,16 @@ def cases(layers: int = 2) -> dict[str, Case]:
             oracle="ChromaTransformer2DModel", embedding="time_text_embed.time_proj", text=4096,
             theirs=partial(_unpooled_theirs, counts_text=False), ours=_flux_ours,
         ),
+        "ernie": Case(
+            family="ernie", network=ernie_dit.NETWORK, config=ernie_dit.ErnieConfig(num_layers=2),
+            oracle="ErnieImageTransformer2DModel", embedding="time_proj", text=3072, patch=1,
+            theirs=_ernie_theirs, ours=_one_stream_ours,
+        ),
+        "krea2": Case(
+            family="krea2", network=krea2_dit.NETWORK, config=krea2_dit.Krea2Config(num_layers=2),
+            oracle="Krea2Transformer2DModel", embedding="time_embed", text=12 * 2560,
+            theirs=_krea2_theirs, ours=_one_stream_ours,
+        ),
         "sd3": Case(
             family="sd3", network=sd3_dit.NETWORK, config=medium, oracle="SD3Transformer2DModel",
             embedding="time_text_embed.time_proj", text=4096, pooled=2048, theirs=_sd3_theirs, ours=_sd3_ours,
@@ -591,6 +632,11 @@ def oracle(case: Case, part: Part, file: Path, dtype: torch.dtype, device: str) 
         model.time_text_embed.time_proj.forward = partial(_sinusoids, dim=channels)
     elif case.family == "anima":
         model.time_embed.time_proj = ExactTimes(case.config.dim)
+    elif case.family == "ernie":
+        sinusoids, half = ExactTimes(case.config.dim), case.config.dim // 2
+        maker.forward = lambda times: sinusoids(times).roll(half, dims=1)  # sines first
+    elif case.family == "krea2":
+        pass  # it makes them in float32 within a larger module
     elif case.family == "stable-diffusion":
         model.time_proj = ExactTimes(model.config.block_out_channels[0])
         if model.config.addition_time_embed_dim:

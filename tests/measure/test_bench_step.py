@@ -26,6 +26,13 @@ NARROW: dict[str, dict[str, Any]] = {
     "flux": HEADS,
     "flux2": HEADS,
     "flux3": HEADS,
+    "anima": {"num_attention_heads": 2, "text_embed_dim": 128},
+    "ernie": {"hidden_size": 256, "num_attention_heads": 2, "ffn_hidden_size": 192, "text_in_dim": 128},
+    "krea2": {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192, "text_hidden_dim": 64,
+        "num_text_layers": 2, "text_num_attention_heads": 2, "text_num_key_value_heads": 2,
+        "text_intermediate_size": 96,
+    },
     "longcat": HEADS,
     "chroma": HEADS | {"approximator_hidden_dim": 64},
     "sd3": HEADS | {"caption_projection_dim": 128},
@@ -37,7 +44,7 @@ NARROW: dict[str, dict[str, Any]] = {
         "attention_head_dim": [2] * 3,
         "transformer_layers_per_block": [1] * 3,
     },
-}
+}  # fmt: skip
 
 
 def narrow(name: str) -> bench_step.Case:
