@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.formats.stored import TensorSlice
@@ -31,11 +32,12 @@ class Joined:
     """Decodes a weight that is stored as several tensors, each quantized in its own way or not at all."""
 
     codes: tuple[Code | None, ...]
+    counts: tuple[int, ...]  # of the tensors of each
     axis: int | None
 
     def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
         """Return the shape of the values; () if the parts do not go together."""
-        shapes = [code.shape([piece]) if code else piece.shape for code, piece in zip(self.codes, pieces, strict=True)]
+        shapes = [code.shape(own) if code else own[0].shape for code, own in self._apart(pieces)]
         if self.axis is not None:
             same = len(set(shapes)) == 1 and self.axis <= len(shapes[0])
             return (*shapes[0][: self.axis], len(shapes), *shapes[0][self.axis :]) if same else ()
@@ -46,18 +48,24 @@ class Joined:
         """Return the values in float32, from `raw` of the pieces."""
         import numpy as np
 
-        parts = [
-            code.values([array]) if code else widened(array) for code, array in zip(self.codes, arrays, strict=True)
-        ]
+        parts = [code.values(own) if code else widened(own[0]) for code, own in self._apart(arrays)]
         return np.concatenate(parts) if self.axis is None else np.stack(parts, self.axis)
+
+    def _apart(self, tensors: Sequence[Any]) -> Iterator[tuple[Code | None, Sequence[Any]]]:
+        """Yield the code and the tensors of each part."""
+        ends = accumulate(self.counts)
+        for code, count, end in zip(self.codes, self.counts, ends, strict=True):
+            yield code, tensors[end - count : end]
 
 
 def join(named: Mapping[str, Source], joins: Joins) -> dict[str, Source]:
-    """Return the weights by name; those in `joins` are made of their parts if each of these is there as one tensor."""
+    """Return the weights by name; those in `joins` are made of their parts if all of these are there."""
     result = dict(named)
     for name, (parts, axis) in joins.items():
-        if name not in named and all(part in named and len(named[part].pieces) == 1 for part in parts):
+        if name not in named and all(part in named for part in parts):
             sources = [result.pop(part) for part in parts]
-            code = Joined(tuple(source.code for source in sources), axis)
-            result[name] = Source(tuple(source.first for source in sources), code)
+            code = Joined(
+                tuple(source.code for source in sources), tuple(len(source.pieces) for source in sources), axis
+            )
+            result[name] = Source(tuple(piece for source in sources for piece in source.pieces), code)
     return result

@@ -32,11 +32,16 @@ Rename = Callable[[str], str | None]
 
 
 class Rows(NamedTuple):
-    """A range of a tensor's rows, from `begin` to `end` in units of the `of`-th part of them."""
+    """A range of a tensor's rows, from `begin` to `end` in units of the `of`-th part of them. It reaches beyond them
+    where the tensor is a part of a parameter."""
 
     begin: int = 0
     end: int = 1
     of: int = 1
+
+    @property
+    def reaches_beyond(self) -> bool:
+        return self.end - self.begin > self.of
 
 
 ALL = Rows()
@@ -100,18 +105,28 @@ def plan(
 
 
 def plan_places(
-    header: Header, component: str, places: Mapping[str, Place], manifest: Manifest, uses: ParamUses
+    header: Header,
+    component: str,
+    places: Mapping[str, Place],
+    manifest: Manifest,
+    uses: ParamUses,
+    joins: Joins | None = None,
 ) -> LoadPlan:
     """Return the plan for one component of an open file: `places` {parameter: place} against `manifest`; the `uses` are
-    loaded. The caller closes the file. Raises ModelError as `plan` does."""
-    assert places.keys() == manifest.keys()
-    expected = _expected_at(places, manifest).get
+    loaded. `joins`: parameters whose parts have places, of equally many rows. The caller closes the file. Raises
+    ModelError as `plan` does."""
+    parts = {
+        part: (manifest[name][0] // len(one.parts), *manifest[name][1:])
+        for name, one in (joins or {}).items()
+        for part in one.parts
+    }
+    expected = _expected_at(places, {**manifest, **parts}).get
     stored, unused = grouped(_pieces([header], expected), expected, header.metadata)
     missing = [place.key for place in places.values() if place.key not in stored]
     if missing:
         raise bad(header.file.path, f"lacks tensor {first(dict.fromkeys(missing))} of its {component}")
     sources = {name: _part(stored[place.key], place) for name, place in places.items()}
-    named = dict(sorted(sources.items(), key=lambda item: item[1].first.begin))
+    named = join(dict(sorted(sources.items(), key=lambda item: item[1].first.begin)), joins or {})
     _check_dtypes(named)
     return _planned(component, named, manifest, uses, [header], unused)
 

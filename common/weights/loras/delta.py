@@ -181,10 +181,13 @@ class Whole:
 
 
 def rows_of(module: np.ndarray, rows: Rows, *, swapped: bool) -> np.ndarray:
-    """Return the `rows` of a module that belong to a weight, in the weight's order."""
+    """Return the `rows` of a module that belong to a weight, in the weight's order, with zeros beside a part of it."""
     import numpy as np
 
     begin, end, of = rows
+    if rows.reaches_beyond:
+        beside = [(-begin * len(module), (end - of) * len(module))]
+        return np.pad(module, beside + [(0, 0)] * (module.ndim - 1))
     part = len(module) // of
     own = module if of == 1 else module[begin * part : end * part]
     return np.roll(own, len(own) // 2, axis=0) if swapped else own

@@ -68,11 +68,14 @@ def fit(lora: LoraFile, names: Names) -> Deltas:
             continue
         of_component = deltas.setdefault(target.component, {})
         for name, one in every.items():
-            if name in of_component:
-                twice = of_component[name][0].module
-                both = f"modules {first([module])} and '{clean(twice, 80)}' are of one weight"
+            others = of_component.get(name, ())
+            is_part = one.rows.reaches_beyond
+            if twice := [
+                other for other in others if other.rows == one.rows or not (is_part and other.rows.reaches_beyond)
+            ]:
+                both = f"modules {first([module])} and '{clean(twice[0].module, 80)}' are of one weight"
                 raise bad(path, f"{both}: keep one of them")
-            of_component[name] = (one,)
+            of_component[name] = (*others, one)
     if not deltas:
         raise bad(path, f"changes only layers that this model does not use, such as {first(targets)}")
     return deltas
@@ -201,6 +204,8 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
     by_inputs = magnitude is not None and delta.check_magnitude(magnitude, layer, of_peft=of_peft)
     if by_inputs and target.layer != target.shape:
         raise ValueError("its magnitude is of the inputs of several layers at once, which is not read")
+    if magnitude is not None and target.rows.reaches_beyond:
+        raise ValueError("its magnitude is of a part of a layer, which is not read")
     return LowRank(
         module=module,
         kind=kind,
