@@ -300,6 +300,14 @@ def tiny_anima(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_ovis(shared_folder: Path) -> Path:
+    """A tiny Ovis-Image folder, written by diffusers; see `tiny_ovis`."""
+    from support.tiny_ovis import write_tiny_ovis
+
+    return written(shared_folder / "tiny-ovis", write_tiny_ovis)
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
@@ -314,6 +322,7 @@ def tiny(
     tiny_ernie: dict[str, Path],
     tiny_krea2: dict[str, Path],
     tiny_anima: Path,
+    tiny_ovis: Path,
     tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
 ) -> dict[str, Path]:
@@ -322,7 +331,13 @@ def tiny(
     qwen = {"qwen": tiny_folder, "qwen-layered": tiny_layered, "qwen21": tiny_qwen21["qwen21"]} | tiny_edit
     return (
         qwen
-        | {"z-image": tiny_zimage, "chroma": tiny_chroma, "anima": tiny_anima, "sd3": tiny_sd3["medium"]}
+        | {
+            "z-image": tiny_zimage,
+            "chroma": tiny_chroma,
+            "anima": tiny_anima,
+            "ovis": tiny_ovis,
+            "sd3": tiny_sd3["medium"],
+        }
         | flux
         | tiny_flux2
         | tiny_flux3

@@ -27,6 +27,7 @@ from qwenimg.common.families.known_model import KnownModel, ModelPath
 from qwenimg.common.families.krea2.family import FAMILY as KREA_2
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.longcat.family import FAMILY as LONGCAT
+from qwenimg.common.families.ovis.family import FAMILY as OVIS
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.qwen_image_21.family import FAMILY as QWEN_IMAGE_21
 from qwenimg.common.families.sd3.family import FAMILY as SD3
@@ -57,6 +58,7 @@ FAMILIES: tuple[Family, ...] = (
     ERNIE,
     KREA_2,
     ANIMA,
+    OVIS,
 )
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
 _KNOWN = "`qwenimg models` lists what is known"

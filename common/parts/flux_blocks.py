@@ -56,9 +56,9 @@ LEARNING = re.compile(r"(?:single_)?transformer_blocks\.\d+\.(?:attn\..+|ff(?:_c
 def step_peak(config: FluxConfig, tokens: int) -> int:
     """Return the bytes of activations in one step of `tokens` image and text tokens.
 
-    Each token has two residuals, and in a block of one stream the feed-forward's four widths, twice as they are joined
-    with those of the attention."""
-    return tokens * config.dim * 48
+    Each token has two residuals, and in a block of one stream the channels of the feed-forward, twice, since they are
+    joined with those of the attention."""
+    return tokens * (32 * config.dim + 4 * config.hidden)
 
 
 def modulation_rows(
@@ -73,10 +73,10 @@ def modulation_rows(
 
 
 def step_operations(config: FluxConfig, tokens: int) -> float:
-    """Count the operations of one prediction for `tokens` image and text tokens: for each token and block twelve
-    squares of the width in linear layers, and attention to all tokens."""
+    """Count the operations of one prediction for `tokens` image and text tokens: for each token and block eight
+    squares of the width in linear layers and the first layer of the feed-forward, and attention to all tokens."""
     blocks = config.num_layers + config.num_single_layers
-    return blocks * (24.0 * tokens * config.dim**2 + 4.0 * tokens**2 * config.dim)
+    return blocks * tokens * config.dim * (16.0 * config.dim + 2.0 * config.hidden + 4.0 * tokens)
 
 
 def control_operations(config: FluxControlNetConfig, image: int, tokens: int) -> float:

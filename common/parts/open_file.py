@@ -117,7 +117,9 @@ def open_named(
     network, path = layouts.network, header.file.path
     config = layouts.config(layouts.shapes(header, naming, like), like)
     manifest = network.manifest(config)
-    places = layouts.places(naming, manifest, config)
+    joins = network.joins(manifest) if naming.layout.place is not None else {}
+    names = (part for name in manifest for part in (joins[name].parts if name in joins else (name,)))
+    places = layouts.places(naming, names, config)
     if naming.layout.place is None:
         own = [key for key in sorted(header.tensors) if key.startswith(naming.prefix)]
         stored = {network.rename(key.removeprefix(naming.prefix)): key for key in own}
@@ -127,7 +129,8 @@ def open_named(
         del manifest[name], places[name]
     used = network.used(config, manifest)
     shapes = stored_manifest(header, naming.layout, places, manifest)
-    plan = plan_places(header, part, places, shapes, plans.uses_for_export(manifest, used) if for_rewrite else used)
+    used = plans.uses_for_export(manifest, used) if for_rewrite else used
+    plan = plan_places(header, part, places, shapes, used, joins)
     ignored = tuple(naming.prefix + start for start in layouts.ignored)
     unknown = [
         key

@@ -29,6 +29,8 @@ from qwenimg.common.networks.denoisers import (
     flux_names,
     krea2_dit,
     longcat_dit,
+    ovis_dit,
+    ovis_names,
     qwen21_names,
     zimage_names,
 )
@@ -42,13 +44,14 @@ AUTHORS = {
     "flux3": flux3_names.place,
     "chroma": chroma_names.place,
     "longcat": lambda name: flux_names.place(longcat_dit.rename(name)),
+    "ovis": lambda name: ovis_names.place(ovis_dit.rename(name)),
     "z-image": zimage_names.place,
     "qwen-image-2.1": qwen21_names.place,
     "krea2": lambda name: Place(krea2_dit.authors_name(name)),
     "anima": lambda name: Place(anima_names.authors_name(name)),
 }
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",),
-        "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",),
+        "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",), "ovis": ("flux", "ovis"),
         "chroma": ("flux",), "krea2": ("krea2",), "anima": ("cosmos",)}  # fmt: skip
 """The architectures that programs write for each family's transformer."""
 SHARED = {
@@ -57,11 +60,11 @@ SHARED = {
     "sdxl text_encoder_2": {"stable-diffusion", "sd3"},  # CLIP-G
     "flux-schnell text_encoder_2": {"sd3", "flux", "chroma"},  # T5
     "sd3-medium text_encoder_3": {"sd3", "flux", "chroma"},
-    "z-image-turbo text_encoder": {"z-image", "flux2", "anima"},  # Qwen3
-    "flux2-klein-9b text_encoder": {"z-image", "flux2", "anima"},
-    "anima text_encoder": {"z-image", "flux2", "anima"},
-    "sd3-medium vae": {"sd3", "z-image", "flux", "longcat", "chroma"},
-    "z-image-turbo vae": {"sd3", "z-image", "flux", "longcat", "chroma"},
+    "z-image-turbo text_encoder": {"z-image", "flux2", "anima", "ovis"},  # Qwen3
+    "flux2-klein-9b text_encoder": {"z-image", "flux2", "anima", "ovis"},
+    "anima text_encoder": {"z-image", "flux2", "anima", "ovis"},
+    "sd3-medium vae": {"sd3", "z-image", "flux", "longcat", "ovis", "chroma"},
+    "z-image-turbo vae": {"sd3", "z-image", "flux", "longcat", "ovis", "chroma"},
     "sd15 vae": {"stable-diffusion"},
     "flux2-klein-4b vae": {"flux2", "flux2-dev", "flux3", "ernie"},
     "flux3-klein vae": {"flux2", "flux2-dev", "flux3", "ernie"},
@@ -165,6 +168,7 @@ TITLES = {
     "ernie-image": "ERNIE-Image",
     "krea-2-raw": "Krea 2",
     "anima": "Anima",
+    "ovis-image": "Ovis-Image",
     "longcat-image": "Flux.1 or LongCat-Image",  # by the names in the first blocks
     "sd3.5-large": "Stable Diffusion 3",
     "sd15": "Stable Diffusion 1.x",
@@ -173,6 +177,7 @@ TITLES = {
 
 
 FLUX_2 = ("FLUX.2 klein", "FLUX.2 dev")  # which differ in their widths alone
+FLUX_1 = "Flux.1 or LongCat-Image or Ovis-Image"  # by the names in the first blocks, if no width tells them apart
 
 
 @pytest.mark.sample(0)
@@ -193,5 +198,6 @@ def test_a_lora_fits_the_family_whose_layers_it_has(tmp_path: Path) -> None:
             lines = describe_lora(tmp_path / "lora.safetensors", layers).lines
             print(model, *lines, sep="\n")
             of_either = wider and title in FLUX_2 and lines[2] == f"fits: {' or '.join(FLUX_2)}"
+            of_either |= wider and model in ("longcat-image", "ovis-image") and lines[2] == f"fits: {FLUX_1}"
             sizes = wider and title.startswith("S") and "channels" in lines[2]
             assert lines[2] == f"fits: {title}" or of_either or sizes

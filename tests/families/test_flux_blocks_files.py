@@ -1,5 +1,5 @@
-"""LongCat-Image's and Chroma's transformers in files of their own, by Flux.1's names: they draw what the folder draws,
-bit for bit, also behind a prefix and after `convert`; and what is no file of theirs."""
+"""LongCat-Image's, Ovis-Image's and Chroma's transformers in files of their own, by Flux.1's names: they draw what the
+folder draws, bit for bit, also behind a prefix and after `convert`; and what is no file of theirs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import tiny_chroma, tiny_longcat
+from support import tiny_chroma, tiny_longcat, tiny_ovis
 from support.cli_runner import cli
 from support.family_cases import BACKENDS
 
@@ -21,6 +21,7 @@ from qwenimg.common.families import registry
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 3, "guidance": 3.0}
 CASES = {
     "longcat": ("LongCatImageTransformer2DModel", tiny_longcat),
+    "ovis": ("OvisImageTransformer2DModel", tiny_ovis),
     "chroma": ("ChromaTransformer2DModel", tiny_chroma),
 }
 

@@ -208,10 +208,13 @@ def test_another_model_is_freed_before_the_encoding(tiny: dict[str, Path], acqui
         assert "language model" not in pipe.model.residents.opened
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["z-image", "flux2-klein", "flux2-dev", "flux3-klein", "qwen21", "qwen-2511", "longcat", "ernie", "krea2", "anima"],
-)
+WRITERS = (
+    "z-image", "flux2-klein", "flux2-dev", "flux3-klein", "qwen21", "qwen-2511", "longcat", "ernie", "krea2", "anima",
+    "ovis",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.sample(0)
 def test_every_language_model_writes(tiny: dict[str, Path], kind: str) -> None:
     asked = ASKED | ({"image": PICTURE} if kind == "qwen-2511" else {})

@@ -26,6 +26,7 @@ from support import (
     tiny_flux3,
     tiny_krea2,
     tiny_longcat,
+    tiny_ovis,
     tiny_qwen21,
     tiny_sd3,
     tiny_zimage,
@@ -47,6 +48,8 @@ from qwenimg.common.networks.denoisers import (
     krea2_names,
     longcat_dit,
     longcat_names,
+    ovis_dit,
+    ovis_names,
     qwen21_names,
     sd3_dit,
     sd3_names,
@@ -61,6 +64,7 @@ from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
+from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
@@ -97,6 +101,11 @@ LONGCAT = Network(
     names=longcat_names,
     like=LongCatConfig(attention_head_dim=32, axes_dims_rope=(8, 12, 12)),
     ours=longcat_dit.rename,
+)
+OVIS = Network(
+    names=ovis_names,
+    like=OvisConfig(attention_head_dim=32, axes_dims_rope=(8, 12, 12)),
+    ours=ovis_dit.rename,
 )
 CHROMA = Network(
     names=chroma_names,
@@ -270,6 +279,8 @@ CASES = {
     "flux2": flux2(guidance_embeds=False),
     "flux2-dev": flux2(guidance_embeds=True),
     "longcat": unpooled(LONGCAT, tiny_longcat, LongCatConfig),
+    "ovis": unpooled(OVIS, tiny_ovis, OvisConfig),
+    "ovis, its authors' names": replace(unpooled(OVIS, tiny_ovis, OvisConfig), file=tiny_ovis.authors_file),
     "chroma": unpooled(CHROMA, tiny_chroma, ChromaConfig, approximator_hidden_dim=64),
     "ernie": Case(
         ERNIE,
@@ -377,7 +388,7 @@ def test_every_tensor_is_that_of_the_model(tmp_path: Path, name: str, prefix: st
     assert config == case.config(model)
 
 
-@pytest.mark.parametrize("name", ["flux-dev", "longcat", "chroma", "flux2", "flux2-dev", "flux3", "flux3-base"])
+@pytest.mark.parametrize("name", ["flux-dev", "longcat", "ovis", "chroma", "flux2", "flux2-dev", "flux3", "flux3-base"])
 def test_diffusers_names_and_folders(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     model = case.model()
@@ -394,7 +405,7 @@ def test_diffusers_names_and_folders(tmp_path: Path, name: str) -> None:
 ARCHITECTURES = (
     ("flux-dev", "flux"), ("flux2", "flux"), ("flux2", "flux2"), ("z-image", "lumina2"),
     ("z-image, flat pads", "lumina2"), ("sd3-medium", "sd3"), ("qwen21, fused", "qwen_image"), ("qwen21", "qwen_image"),
-    ("flux3", "flux3"), ("flux3-base", "flux"), ("longcat", "flux"), ("chroma", "flux"),
+    ("flux3", "flux3"), ("flux3-base", "flux"), ("longcat", "flux"), ("ovis", "flux"), ("chroma", "flux"),
     ("flux2-dev", "flux"),
     ("ernie", "ernie_image"),
     ("krea2", "krea2"),
@@ -421,7 +432,8 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "name", ["flux-dev", "longcat", "chroma", "ernie", "flux2", "flux3", "krea2", "anima", "z-image", "qwen21, fused"]
+    "name",
+    ["flux-dev", "longcat", "ovis", "chroma", "ernie", "flux2", "flux3", "krea2", "anima", "z-image", "qwen21, fused"],
 )
 @pytest.mark.sample(5)
 def test_comfyui_in_8_bits(tmp_path: Path, name: str, layout: str) -> None:

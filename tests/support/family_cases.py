@@ -41,6 +41,7 @@ KINDS = {
     "ernie": "ernie",
     "krea2": "krea2",
     "anima": "anima",
+    "ovis": "ovis",
     "toy": "toy",
 }
 FIRST = {family: kind for kind, family in reversed(KINDS.items()) if family != "toy"}

@@ -55,9 +55,12 @@ class Equations:
         scores = torch.einsum("qhd,khd->hqk", q, k) / self.config.attention_head_dim**0.5
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
 
+    def activated(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x, approximate="tanh")
+
     def fed(self, name: str, x: torch.Tensor, vectors: Vectors) -> torch.Tensor:
         shift, scale, gate = vectors
-        inner = torch.nn.functional.gelu(self.linear(f"{name}.net.0.proj", normed(x, shift, scale)), approximate="tanh")
+        inner = self.activated(self.linear(f"{name}.net.0.proj", normed(x, shift, scale)))
         return x + gate * self.linear(f"{name}.net.2", inner)
 
     def __call__(self, img: torch.Tensor, txt: torch.Tensor, rows: Modulation, places: torch.Tensor) -> torch.Tensor:
@@ -80,6 +83,6 @@ class Equations:
             at, x = f"single_transformer_blocks.{i}.", normed(both, shift, scale)
             q, k = (self.heads(f"{at}attn.to_{name}", f"{at}attn.norm_{name}", x) for name in "qk")
             out = self.attended(q, k, self.heads(f"{at}attn.to_v", "", x), places)
-            inner = torch.nn.functional.gelu(self.linear(f"{at}proj_mlp", x), approximate="tanh")
+            inner = self.activated(self.linear(f"{at}proj_mlp", x))
             both = both + gate * self.linear(f"{at}proj_out", torch.cat([out, inner], -1))
         return self.linear("proj_out", normed(both[count:], *rows.head))

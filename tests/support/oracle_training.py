@@ -37,6 +37,7 @@ from support import (
     oracle_flux3,
     oracle_krea2,
     oracle_longcat,
+    oracle_ovis,
     oracle_qwen21,
     oracle_sd,
     oracle_sd3,
@@ -145,6 +146,9 @@ def _kinds() -> dict[str, Kind]:
         "anima": Kind(
             lambda folder: oracle_anima.guided(folder, 1.0), "transformer",
             lambda x: torch.from_numpy(x)[:, :, None], lambda s: s, flow,
+        ),
+        "ovis": Kind(
+            oracle_ovis.pipeline, "transformer", pack, lambda s: s, flow, options={"guidance_scale": 1.0},
         ),
         "sd15": Kind(
             _unet("StableDiffusionPipeline"), "unet", torch.from_numpy, _trained_time, levels,

@@ -15,7 +15,8 @@ from qwenimg.common.parts import known_configs
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 SIZES = {"BF16": 2, "F16": 2, "F32": 4}
-QWENS = ("qwen-image", "z-image", "flux2", "flux3", "longcat", "krea2", "anima")  # families with the tokenizer of Qwen
+# Families with the tokenizer of Qwen
+QWENS = ("qwen-image", "z-image", "flux2", "flux3", "longcat", "krea2", "anima", "ovis")
 
 
 def write_published(folder: Path, name: str = "qwen-image") -> Path:

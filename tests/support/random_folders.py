@@ -32,6 +32,7 @@ from support import (
     tiny_krea2,
     tiny_layered,
     tiny_longcat,
+    tiny_ovis,
     tiny_model,
     tiny_qwen21,
     tiny_redux,
@@ -553,6 +554,16 @@ def _longcat(sizes: Sizes) -> Parts:
     }
 
 
+def _ovis(sizes: Sizes) -> Parts:
+    text = _language(sizes) | {"num_hidden_layers": sizes.whole(2, 5)}
+    fields = _denoiser(sizes) | {"num_single_layers": sizes.whole(1, 4), "joint_attention_dim": text["hidden_size"]}
+    return {
+        "text_encoder": tiny_zimage.tiny_text_encoder(sizes.next_seed(), **text),
+        "transformer": tiny_ovis.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_zimage.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
 def _edit(sizes: Sizes) -> Parts:
     text, vision = _qwen_text(sizes)
     fields = _denoiser(sizes) | {"joint_attention_dim": text["hidden_size"], "zero_cond_t": True}
@@ -622,6 +633,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "flux-pictured": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
     "chroma": (tiny_chroma.write_tiny_chroma, _chroma),
     "longcat": (partial(tiny_longcat.write_tiny_longcat, kind="text"), _longcat),
+    "ovis": (tiny_ovis.write_tiny_ovis, _ovis),
     "flux2": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
     "flux2-kv": (partial(tiny_flux2.write_tiny_flux2, distilled=True, kv=True), _flux2),
     "flux2-dev": (tiny_flux2_dev.write_tiny_flux2_dev, _flux2_dev),

@@ -26,7 +26,7 @@ LAYOUTS = Layouts(
         Layout(
             names="Flux.1's names, as ComfyUI has it",
             signs=("single_blocks.0.modulation.lin.weight", "time_in.in_layer.weight"),
-            lacks=("vector_in.in_layer.weight",),
+            lacks=("vector_in.in_layer.weight", "double_blocks.0.img_mlp.up_proj.weight"),
             place=lambda name, config: flux_names.place(name),
         ),
         Layout(

@@ -1,0 +1,114 @@
+"""Ovis-Image's transformer: Flux.1's, with gated feed-forwards. What is unusual about it:
+`qwenimg.common.networks.denoisers.ovis_dit`.
+
+B batch, L image tokens, S text tokens, C width of the streams. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.denoisers import flux_dit
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
+    Change,
+    FeedForward,
+    FeedForwardIn,
+    Pair,
+    Rope,
+)
+from qwenimg.backends.torch.networks.denoisers.flux_dit import (
+    FluxTransformer,
+    SingleTransformerBlock,
+    TransformerBlock,
+)
+from qwenimg.common.networks.denoisers import ovis_dit
+from qwenimg.common.networks.denoisers.flux_conditioning import Grid
+from qwenimg.common.networks.denoisers.flux_dit import NORM_EPS, FluxConfig
+
+# Layers
+
+
+class GatedIn(FeedForwardIn):
+    """The values times SiLU of their gate: the second half of `hidden` channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B L C] -> [B L hidden/2]."""
+        return gated(self.proj(x))
+
+
+class GatedFeedForward(FeedForward):
+    def __init__(self, dim: int, hidden: int):
+        super().__init__(dim, hidden)
+        out = ops.Linear(hidden // 2, dim)
+        self.net = torch.nn.ModuleList([GatedIn(dim, hidden), torch.nn.Identity(), out])
+
+
+def gated(y: Tensor) -> Tensor:
+    """Return the values times SiLU of the gate behind them: [B L hidden] -> [B L hidden/2]."""
+    half = y.shape[-1] // 2
+    return ops.swiglu(y[..., half:], y[..., :half])
+
+
+# Blocks
+
+
+class DoubleBlock(TransformerBlock):
+    """A block with weights of its own for each stream."""
+
+    def __init__(self, config: FluxConfig):
+        super().__init__(config)
+        self.ff = GatedFeedForward(config.dim, config.hidden)
+        self.ff_context = GatedFeedForward(config.dim, config.hidden)
+
+
+class SingleBlock(SingleTransformerBlock):
+    """A block with the same weights for both streams: attention and feed-forward side by side."""
+
+    def __init__(self, config: FluxConfig):
+        super().__init__(config)
+        self.proj_out = ops.Linear(config.dim + config.hidden // 2, config.dim)
+
+    def forward(self, img: Tensor, txt: Tensor, mod: Tensor, rope: Tensor, *control: Change) -> Pair:
+        """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first."""
+        shift, scale, gate = ops.chunks(mod, 3, None)
+        dtype, S = self.proj_mlp.dtype, txt.shape[1]
+
+        x = ops.joined(
+            ops.norm_modulate(txt, shift, scale, dtype, NORM_EPS),
+            ops.norm_modulate(img, shift, scale, dtype, NORM_EPS),
+            dtype,
+        )
+        update = self.proj_out(torch.cat((self.attn(x, rope), gated(self.proj_mlp(x))), dim=-1))
+        return ops.clipped(ops.gated(img, gate, update[:, S:])), ops.clipped(ops.gated(txt, gate, update[:, :S]))
+
+
+# Model
+
+
+class OvisTransformer(FluxTransformer):
+    def __init__(self, config: FluxConfig, stream: torch.dtype):
+        super().__init__(config, stream)
+        self.context_embedder_norm = ops.RMSNorm(config.joint_attention_dim, NORM_EPS)
+        double, single = config.num_layers, config.num_single_layers
+        self.transformer_blocks = torch.nn.ModuleList([DoubleBlock(config) for _ in range(double)])
+        self.single_transformer_blocks = torch.nn.ModuleList([SingleBlock(config) for _ in range(single)])
+
+    def context(self, text: Tensor) -> Tensor:
+        """Return the start of the text stream [B S C] for text states [B S 2048]; the same in every step."""
+        return ops.stream(self.context_embedder(self.context_embedder_norm(text)), self.stream)
+
+
+class Runner(flux_dit.Runner):
+    network = OvisTransformer
+
+    def tables(self, grids: Sequence[Grid], length: int) -> Rope:
+        """Return the tables of RoPE [L 1 D/2 2] of an image of `grids`, and of `length` text tokens."""
+        img, txt = (
+            ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table))
+            for table in ovis_dit.image_and_text_rope(self.config, grids, length)
+        )
+        return img, txt
