@@ -57,6 +57,7 @@ from qwenimg.common.networks.denoisers import (
     krea2_conditioning,
     krea2_dit,
     longcat_dit,
+    ovis_dit,
     qwen21_conditioning,
     qwen21_dit,
     qwen_conditioning,
@@ -73,6 +74,7 @@ from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
+from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
@@ -145,12 +147,14 @@ def _flux_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
     return lambda: model(_tokens(latents), text, timestep=torch.full((1,), SIGMA, **kind), **ids, **more)[0]
 
 
-def _unpooled_theirs(model: Any, latents: Any, text: Any, pooled: Any, counts_text: bool) -> Step:
-    """A step of Chroma, or of LongCat-Image, whose text counts and has the image behind it."""
+def _unpooled_theirs(
+    model: Any, latents: Any, text: Any, pooled: Any, counts_text: bool, behind_text: bool = True
+) -> Step:
+    """A step of Chroma, or of a model whose text counts: Ovis-Image, or LongCat-Image with the image behind it."""
     ids, time = _ids(latents, text), _time(SIGMA, text)
     if counts_text:
         ids["txt_ids"][:, 1:] = torch.arange(text.shape[1])[:, None]
-        ids["img_ids"] = ids["img_ids"] + torch.tensor([1, text.shape[1], text.shape[1]])
+        ids["img_ids"] = ids["img_ids"] + torch.tensor([1, text.shape[1], text.shape[1]]) * behind_text
     return lambda: model(_tokens(latents), text, timestep=time, **ids)[0]
 
 
@@ -550,6 +554,11 @@ def cases(layers: int = 2) -> dict[str, Case]:
             family="longcat", network=longcat_dit.NETWORK, config=LongCatConfig(num_layers=1, num_single_layers=1),
             oracle="LongCatImageTransformer2DModel", embedding="time_embed.time_proj", text=3584,
             theirs=partial(_unpooled_theirs, counts_text=True), ours=_flux_ours,
+        ),
+        "ovis": Case(
+            family="ovis", network=ovis_dit.NETWORK, config=OvisConfig(num_layers=1, num_single_layers=1),
+            oracle="OvisImageTransformer2DModel", embedding="time_proj", text=2048,
+            theirs=partial(_unpooled_theirs, counts_text=True, behind_text=False), ours=_flux_ours,
         ),
         "chroma": Case(
             family="chroma", network=chroma_dit.NETWORK, config=ChromaConfig(num_layers=1, num_single_layers=1),

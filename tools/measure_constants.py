@@ -41,8 +41,8 @@ from support.tiny_flux2_dev import write_tiny_flux2_dev
 from support.tiny_flux3 import write_tiny_flux3
 from support.tiny_krea2 import write_tiny_krea2
 from support.tiny_longcat import write_tiny_longcat
-from support.tiny_ovis import write_tiny_ovis
 from support.tiny_model import write_tiny_model
+from support.tiny_ovis import write_tiny_ovis
 from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
 from support.tiny_sd import write_tiny_sd
 from support.tiny_sd3 import write_tiny_sd3

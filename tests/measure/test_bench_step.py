@@ -34,6 +34,7 @@ NARROW: dict[str, dict[str, Any]] = {
         "text_intermediate_size": 96,
     },
     "longcat": HEADS,
+    "ovis": HEADS,
     "chroma": HEADS | {"approximator_hidden_dim": 64},
     "sd3": HEADS | {"caption_projection_dim": 128},
     "sd15": {"block_out_channels": [64] * 4, "cross_attention_dim": 64},

@@ -51,6 +51,8 @@ QUICK = {
     "flux": {"fp32": ("guidance_not_read", "text_numbered", "linear1_feed_forward_first", "mask_columns_first")},
     "chroma": {"fp32": ("vectors_one_off", "padding_seen_by_t5", "numbers_not_times_1000")},
     "longcat": {"fp32": ("quotes_as_words", "pads_see_pads", "guidance_of_one_vector", "pads_behind_the_text")},
+    "anima": {"fp32": ("keys_and_values_exchanged", "states_not_read", "rows_and_columns_swapped")},
+    "ovis": {"fp32": ("gate_for_values", "zeros_as_the_last_token", "image_behind_the_text")},
     "krea2": {"fp32": ("no_gate_of_attention", "layers_back_to_front", "text_numbered")},
     "anima": {"fp32": ("keys_and_values_exchanged", "states_not_read", "rows_and_columns_swapped")},
     "ernie": {"fp32": ("rope_a_rotation", "silu_in_the_head", "image_before_the_text")},

@@ -39,6 +39,7 @@ GUIDED: dict[str, dict[str, Any]] = {
     "flux-dev": {"guidance": 3.0, "true_cfg": 2.0},
     "sd3": {"guidance": 3.0, "cfg_end": 0.5},
     "longcat": {"guidance": 3.0},
+    "ovis": {"guidance": 3.0},
     "chroma": {"guidance": 3.0},
     "flux2-dev": {"guidance": 3.0, "true_cfg": 2.0},
     "ernie": {"guidance": 3.0},

@@ -12,11 +12,13 @@ Source: diffusers' class, whose defaults are published as Ovis-Image-7B.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.denoisers import flux_dit
@@ -100,5 +102,9 @@ NETWORK = replace(
     picture_input="",
     lora_widths=lambda stored: {},
     lacking=lambda stored: {},
+    traced=(
+        *(one for one in flux_dit.NETWORK.traced if one.name != "start"),
+        Block(name="start", paths=re.compile("x_embedder|context_embedder(?:_norm)?")),
+    ),
     architectures=frozenset({"flux", "ovis"}),
 )
