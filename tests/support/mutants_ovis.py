@@ -140,6 +140,7 @@ def rows_and_columns_swapped(patch: Patch) -> None:
     patch.around(ovis_dit, "image_positions", lambda made, grids: made(grids)[:, [0, 2, 1]])
 
 
+BF16 = ("bf16",)  # less than what a tiny model of such loud weights is allowed there
 _ALL = (
     Mutant(shared.sines_first("flux_dit", "TimeTextEmbed"), "sines before cosines of the time"),
     Mutant(shared.scales_first, "scales before shifts in blocks of two streams"),
@@ -169,18 +170,18 @@ _ALL = (
     Mutant(template_without_thoughts, "a template without empty thoughts", picture=True),
     Mutant(template_without_last_newline, "template without its last newline", picture=True),
     Mutant(template_as_a_system_prompt, "the template's text as a system prompt", picture=True),
-    Mutant(states_one_token_early, "the text's states one token early", picture=True),
+    Mutant(states_one_token_early, "the text's states one token early", picture=True, refused=BF16),
     Mutant(text_not_numbered, "text at FLUX.1's positions", picture=True),
     Mutant(text_in_the_frame_axis, "text counted in frames for rows", picture=True),
     Mutant(text_in_rows_alone, "text counted in rows alone", picture=True),
     Mutant(image_behind_the_text, "the image behind the text, as LongCat-Image's", picture=True),
-    Mutant(image_in_a_frame_of_its_own, "the image in a frame of its own", picture=True),
-    Mutant(rows_and_columns_swapped, "rows and columns exchanged", picture=True),
+    Mutant(image_in_a_frame_of_its_own, "the image in a frame of its own", picture=True, refused=BF16),
+    Mutant(rows_and_columns_swapped, "rows and columns exchanged", picture=True, refused=BF16),
     Mutant(shared.velocity_sign("ovis_dit"), "the velocity's sign", picture=True),
     Mutant(shared.time_off(model), "times 0.1 % off", picture=True),
     Mutant(shared.packing_order, "latents packed in another order", picture=True),
     Mutant(shared.branches_swapped(Ovis), "the branches of guidance exchanged", picture=True),
-    Mutant(shared.from_the_prompt(Ovis), "guidance from the prompt's prediction", picture=True),
+    Mutant(shared.from_the_prompt(Ovis), "guidance from the prompt's prediction", picture=True, refused=BF16),
     *shared.NOISE_LEVELS,
     *shared.SCALED_AND_DECODED,
 )
