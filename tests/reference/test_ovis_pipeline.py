@@ -18,7 +18,7 @@ from qwenimg.common.sampling.flow_match import flow_schedule
 BACKENDS = ("cpu", "mlx")
 LATENTS = 1e-5  # relative L2 of the final latents
 PIXELS = 2  # of 255: a value on a rounding edge may go either way
-MOVES = 8  # levels of 255 by which each input must move some pixel: a fault in it would show
+MOVES = 5  # levels of 255 by which each input must move some pixel: a fault in it would show
 LONG = "a blue square with three yellow stars over a small red house, " * 40
 CASES: list[dict[str, Any]] = [
     {"prompt": "a red circle", "width": 80, "height": 48, "steps": 4, "guidance": 5.0},

@@ -140,7 +140,7 @@ def rows_and_columns_swapped(patch: Patch) -> None:
     patch.around(ovis_dit, "image_positions", lambda made, grids: made(grids)[:, [0, 2, 1]])
 
 
-BF16 = ("bf16",)  # less than what a tiny model of such loud weights is allowed there
+BF16 = ("bf16",)  # less than what bfloat16 costs a tiny model
 _ALL = (
     Mutant(shared.sines_first("flux_dit", "TimeTextEmbed"), "sines before cosines of the time"),
     Mutant(shared.scales_first, "scales before shifts in blocks of two streams"),

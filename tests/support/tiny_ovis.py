@@ -11,7 +11,6 @@ import torch
 from tiny_tokenizer import write_tiny_tokenizer
 
 from support.tiny_chroma import blocks_file
-from support.tiny_edit import louder
 from support.tiny_flux import SCHEDULER
 from support.tiny_longcat import NAMES
 from support.tiny_model import randomise
@@ -58,7 +57,7 @@ def write_tiny_ovis(folder: Path, shard: str = "400KB", **sizes: object) -> None
         vae=tiny_vae(),
         text_encoder=tiny_text_encoder(),
         tokenizer=Qwen2Tokenizer.from_pretrained(tokens),
-        transformer=louder(tiny_dit(**sizes)),
+        transformer=tiny_dit(**sizes),
     )
     part = folder.with_suffix(".part")
     pipeline.save_pretrained(part, max_shard_size=shard)
