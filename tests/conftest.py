@@ -300,6 +300,14 @@ def tiny_anima(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_lumina(shared_folder: Path) -> Path:
+    """A tiny Lumina-Image 2.0 folder, written by diffusers; see `tiny_lumina`."""
+    from support.tiny_lumina import write_tiny_lumina
+
+    return written(shared_folder / "tiny-lumina", write_tiny_lumina)
+
+
+@pytest.fixture(scope="session")
 def tiny_ovis(shared_folder: Path) -> Path:
     """A tiny Ovis-Image folder, written by diffusers; see `tiny_ovis`."""
     from support.tiny_ovis import write_tiny_ovis
@@ -322,6 +330,7 @@ def tiny(
     tiny_ernie: dict[str, Path],
     tiny_krea2: dict[str, Path],
     tiny_anima: Path,
+    tiny_lumina: Path,
     tiny_ovis: Path,
     tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
@@ -335,6 +344,7 @@ def tiny(
             "z-image": tiny_zimage,
             "chroma": tiny_chroma,
             "anima": tiny_anima,
+            "lumina": tiny_lumina,
             "ovis": tiny_ovis,
             "sd3": tiny_sd3["medium"],
         }

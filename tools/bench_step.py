@@ -57,6 +57,8 @@ from qwenimg.common.networks.denoisers import (
     krea2_conditioning,
     krea2_dit,
     longcat_dit,
+    lumina_conditioning,
+    lumina_dit,
     ovis_dit,
     qwen21_conditioning,
     qwen21_dit,
@@ -74,6 +76,7 @@ from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
+from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
@@ -231,6 +234,20 @@ def _zimage_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndar
         lambda: component.predict(x, features, condition),
         lambda y: packing.unpack(engine.numpy(y), h, w, channels_last=True)[0],
     )
+
+
+# Lumina-Image 2.0
+
+
+def _lumina_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    mask = torch.ones(text.shape[:2], dtype=torch.int64, device=text.device)
+    return lambda: model(latents, _time(1 - SIGMA, text), text, mask, return_dict=False)[0][0]
+
+
+def _lumina_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
+    features, x = lumina_conditioning.time_row(1000 * SIGMA), engine.array(latents)
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
 
 
 # Anima
@@ -550,6 +567,12 @@ def cases(layers: int = 2) -> dict[str, Case]:
             oracle="CosmosTransformer3DModel", embedding="time_embed.time_proj", text=1024,
             theirs=_anima_theirs, ours=_anima_ours, tokens=("256+512", "1024+512"),
         ),
+        "lumina": Case(
+            family="lumina", network=lumina_dit.NETWORK, config=LuminaConfig(n_layers=2, n_refiner_layers=1),
+            oracle="Lumina2Transformer2DModel",
+            embedding="time_caption_embed.time_proj", text=2304,
+            theirs=_lumina_theirs, ours=_lumina_ours,
+        ),
         "longcat": Case(
             family="longcat", network=longcat_dit.NETWORK, config=LongCatConfig(num_layers=1, num_single_layers=1),
             oracle="LongCatImageTransformer2DModel", embedding="time_embed.time_proj", text=3584,
@@ -618,7 +641,8 @@ def oracle(case: Case, part: Part, file: Path, dtype: torch.dtype, device: str) 
     import diffusers
 
     kind = getattr(diffusers, part.oracle)
-    fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(part.config).items()}
+    written = asdict(part.config) | {**part.network.described(part.config)}  # with diffusers' names, where they differ
+    fields = {name: list(v) if isinstance(v, tuple) else v for name, v in written.items()}
     with torch.device("meta"):
         model = kind(**(part.fields or {name: v for name, v in fields.items() if name in signature(kind).parameters}))
     model = bench.stored(model, file, dtype, device)
@@ -639,6 +663,12 @@ def oracle(case: Case, part: Part, file: Path, dtype: torch.dtype, device: str) 
         channels = case.config.approximator_num_channels // 4
         model.time_text_embed = ChromaCombinedTimestepTextProjEmbeddings(channels, case.config.vectors)  # not on meta
         model.time_text_embed.time_proj.forward = partial(_sinusoids, dim=channels)
+    elif case.family == "lumina":
+        from diffusers.models.transformers.transformer_lumina2 import Lumina2RotaryPosEmbed
+
+        axes = [*case.config.axes_dims], [*case.config.axes_lens]
+        model.rope_embedder = Lumina2RotaryPosEmbed(10000, *axes)  # not on meta
+        model.time_caption_embed.time_proj = ExactTimes(256)
     elif case.family == "anima":
         model.time_embed.time_proj = ExactTimes(case.config.dim)
     elif case.family == "ernie":

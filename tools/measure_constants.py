@@ -41,6 +41,7 @@ from support.tiny_flux2_dev import write_tiny_flux2_dev
 from support.tiny_flux3 import write_tiny_flux3
 from support.tiny_krea2 import write_tiny_krea2
 from support.tiny_longcat import write_tiny_longcat
+from support.tiny_lumina import write_tiny_lumina
 from support.tiny_model import write_tiny_model
 from support.tiny_ovis import write_tiny_ovis
 from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
@@ -97,6 +98,7 @@ WRITERS = {
     "ernie": write_tiny_ernie,
     "krea2": write_tiny_krea2,
     "anima": write_tiny_anima,
+    "lumina": write_tiny_lumina,
     "ovis": write_tiny_ovis,
     "longcat": partial(write_tiny_longcat, kind="text"),
     "longcat-edit": partial(write_tiny_longcat, kind="edit"),

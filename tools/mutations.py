@@ -32,6 +32,7 @@ from support.tiny_flux3 import write_tiny_flux3
 from support.tiny_krea2 import write_tiny_krea2
 from support.tiny_layered import write_tiny_layered
 from support.tiny_longcat import write_tiny_longcat
+from support.tiny_lumina import write_tiny_lumina
 from support.tiny_model import write_tiny_model
 from support.tiny_ovis import write_tiny_ovis
 from support.tiny_qwen21 import write_tiny_qwen21
@@ -49,7 +50,7 @@ TITLES = {
     "flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev", "flux2-kv": "FLUX.2 klein KV", "flux3": "FLUX.3 Image Klein",
     "qwen-edit": "Qwen-Image-Edit",
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
-    "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image",
+    "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0",
     "qwen21": "Qwen-Image-2.1",
     "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
@@ -69,6 +70,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "ernie": write_tiny_ernie,
     "krea2": write_tiny_krea2,
     "anima": write_tiny_anima,
+    "lumina": write_tiny_lumina,
     "ovis": write_tiny_ovis,
     "longcat": lambda folder: write_tiny_longcat(folder, "text"),
     "longcat-edit": lambda folder: write_tiny_longcat(folder, "edit"),

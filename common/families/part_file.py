@@ -289,6 +289,13 @@ MISTRAL_SMALL_3 = _mistral(
     is_in=lambda header: _is_mistral(header, language_names.MISTRAL_SMALL_3, 3072),
     like=lambda: known_configs.read("flux2-dev", "text_encoder", language_names.MISTRAL_SMALL_3.network),
 )
+GEMMA_2 = PartFile(
+    option="text_encoder",
+    title="Gemma 2, a text encoder",
+    use=_TEXT,
+    layouts=language_names.GEMMA_2,
+    like=lambda: known_configs.read("lumina", "text_encoder", language_names.GEMMA_2.network),
+)
 FLUX_2_VAE = PartFile(option="vae", title="FLUX.2's VAE", use="-m MODEL --vae FILE", layouts=flux2_vae_names.LAYOUTS)
 QWEN_VAE = PartFile(
     option="vae", title="Qwen-Image's VAE", network=qwen_vae.NETWORK, is_in=vae_files.is_qwen_vae, is_described=False

@@ -27,6 +27,7 @@ from qwenimg.common.families.known_model import KnownModel, ModelPath
 from qwenimg.common.families.krea2.family import FAMILY as KREA_2
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.longcat.family import FAMILY as LONGCAT
+from qwenimg.common.families.lumina.family import FAMILY as LUMINA
 from qwenimg.common.families.ovis.family import FAMILY as OVIS
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.qwen_image_21.family import FAMILY as QWEN_IMAGE_21
@@ -49,6 +50,7 @@ FAMILIES: tuple[Family, ...] = (
     STABLE_DIFFUSION,
     SD3,
     Z_IMAGE,
+    LUMINA,
     FLUX,
     FLUX_2,
     FLUX_2_DEV,

@@ -11,6 +11,7 @@ from qwenimg.common.networks.denoisers import (
     flux_names,
     krea2_names,
     longcat_names,
+    lumina_names,
     ovis_names,
     qwen21_names,
     qwen_names,
@@ -22,6 +23,7 @@ from qwenimg.common.networks.layout import Layouts
 
 LAYOUTS: tuple[Layouts, ...] = (
     zimage_names.LAYOUTS,
+    lumina_names.LAYOUTS,
     flux_names.LAYOUTS,
     flux2_names.LAYOUTS,
     flux3_names.LAYOUTS,

@@ -16,11 +16,12 @@ PREFIXES = {"transformer": DENOISERS, "vae": ("", *VAES)}
 """By the role of a network, the prefixes that its names may have, the likeliest first; of a text encoder, any."""
 _NAMED = r"(?:clip|t5|pile_t5|umt5|qwen|gemma|llama|mistral)\w{0,40}"
 _TEXT = re.compile(
-    rf"text_encoders\.\w{{1,60}}\.(?:transformer\.)?|{_NAMED}\.(?:transformer\.|(?=logit_scale$))", re.ASCII
+    rf"text_encoders\.(?:\w{{1,60}}\.(?:transformer\.)?|(?=\w{{1,20}}_model$))|{_NAMED}\.(?:transformer\.|(?=logit_scale$))",
+    re.ASCII,
 )
 PARTS = ("text_encoder", "vae")
 """The parts beside a denoiser in the file of a whole model."""
-_UNUSED = ("logit_scale", "scaled_fp8")  # behind a text encoder's prefix
+_UNUSED = ("logit_scale", "scaled_fp8", "spiece_model", "tekken_model")  # behind a text encoder's prefix
 _ADAPTER = re.compile(r"(?:\w+\.){1,2}llm_adapter\.", re.ASCII)  # of text, in a denoiser's file
 
 

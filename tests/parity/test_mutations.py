@@ -54,6 +54,7 @@ QUICK = {
     "anima": {"fp32": ("keys_and_values_exchanged", "states_not_read", "rows_and_columns_swapped")},
     "ovis": {"fp32": ("gate_for_values", "zeros_as_the_last_token", "image_behind_the_text")},
     "krea2": {"fp32": ("no_gate_of_attention", "layers_back_to_front", "text_numbered")},
+    "lumina": {"fp32": ("modulation_without_silu", "scores_without_a_bound", "norm_of_the_whole", "text_from_one_on")},
     "ernie": {"fp32": ("rope_a_rotation", "silu_in_the_head", "image_before_the_text")},
     "flux2": {"fp32": ("taps_the_last_three", "mu_of_pixels", "batch_eps_of_others")},
     "flux2-dev": {"fp32": ("guidance_not_read", "pads_see_each_other", "embedded_guidance_for_true_cfg")},

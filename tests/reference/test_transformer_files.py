@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from support import (
     tiny_flux3,
     tiny_krea2,
     tiny_longcat,
+    tiny_lumina,
     tiny_ovis,
     tiny_qwen21,
     tiny_sd3,
@@ -48,6 +49,8 @@ from qwenimg.common.networks.denoisers import (
     krea2_names,
     longcat_dit,
     longcat_names,
+    lumina_dit,
+    lumina_names,
     ovis_dit,
     ovis_names,
     qwen21_names,
@@ -64,6 +67,7 @@ from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
+from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
@@ -87,6 +91,7 @@ class Network:
     like: Any  # what a file's shapes do not show
     converter: str = ""  # diffusers' own
     converted_width: int = 0  # that the converter has in its source, to be replaced by 96
+    converted_rows: Mapping[str, str] = field(default_factory=dict)  # lines of its source, replaced
     ours: Callable[[str], str] = str  # our name of diffusers'
     coded: tuple[str, ...] = ("blocks.",)  # layers that ComfyUI quantizes
 
@@ -162,6 +167,16 @@ ANIMA = Network(
     names=anima_names,
     like=AnimaConfig(text_embed_dim=64),
     converter="convert_cosmos_transformer_checkpoint_to_diffusers",
+)
+
+
+LUMINA = Network(
+    names=lumina_names,
+    converter="convert_lumina2_to_diffusers",
+    converted_rows={"q_dim = 2304": "q_dim = 128", "k_dim = v_dim = 768": "k_dim = v_dim = 64"},
+    like=LuminaConfig(dim=128, n_heads=4, n_kv_heads=2, axes_dims=(8, 12, 12), axes_lens=(300, 48, 64), multiple_of=32),
+    ours=lumina_dit.rename,
+    coded=(".attention.", ".feed_forward."),
 )
 
 
@@ -272,6 +287,14 @@ def anima(file: Callable[[Any], Tensors]) -> Case:
     return Case(ANIMA, model, file, lambda model: AnimaConfig(**(tiny_anima.DIT | ANIMA_WIDE)))
 
 
+def lumina(file: Callable[[Any], Tensors]) -> Case:
+    def config(model: Any) -> LuminaConfig:
+        fields = lumina_dit.NETWORK.fields(tiny_lumina.DIT | tiny_lumina.WIDE)
+        return LuminaConfig(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()})
+
+    return Case(LUMINA, cache(partial(tiny_lumina.tiny_dit, **tiny_lumina.WIDE)), file, config)
+
+
 CASES = {
     "flux-dev": flux(),
     "flux-schnell": flux(guidance_embeds=False),
@@ -292,6 +315,8 @@ CASES = {
     "krea2, diffusers' names": krea2(state_dict),
     "anima": anima(tiny_anima.transformer_file),
     "anima, diffusers' names": anima(state_dict),
+    "lumina": lumina(tiny_lumina.transformer_file),
+    "lumina, diffusers' names": lumina(state_dict),
     "flux3": flux3(flow_map=True),
     "flux3-base": flux3(flow_map=False),
     "z-image": z_image(tiny_zimage.transformer_file),
@@ -335,6 +360,12 @@ def converted(network: Network, tensors: Tensors) -> Tensors:
         width, source = f"inner_dim = {network.converted_width}", inspect.getsource(scope[network.converter])
         assert width in source
         exec(source.replace(width, "inner_dim = 96"), scope)
+    if network.converted_rows:
+        source = inspect.getsource(scope[network.converter])
+        for line, ours in network.converted_rows.items():
+            assert line in source
+            source = source.replace(line, ours)
+        exec(source, scope)
     result: Tensors = scope[network.converter](dict(tensors))
     return result
 
@@ -364,7 +395,19 @@ def saved(path: Path, tensors: Tensors) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["flux-dev", "flux-schnell", "chroma", "flux2", "flux2-dev", "flux3", "z-image", "qwen21, fused", "krea2", "anima"]
+    [
+        "flux-dev",
+        "flux-schnell",
+        "chroma",
+        "flux2",
+        "flux2-dev",
+        "flux3",
+        "z-image",
+        "qwen21, fused",
+        "krea2",
+        "anima",
+        "lumina",
+    ]
     + [f"sd3-{kind}" for kind in tiny_sd3.KINDS],
 )
 def test_the_reference_reads_the_file(name: str) -> None:
@@ -410,6 +453,7 @@ ARCHITECTURES = (
     ("ernie", "ernie_image"),
     ("krea2", "krea2"),
     ("anima", "cosmos"),
+    ("lumina", "lumina2"),
 )  # fmt: skip
 TYPES = [(*row, type) for row in ARCHITECTURES for type in ("F16", "Q8_0")]
 TYPES += [(*row, type) for row in ARCHITECTURES[3:5] for type in ("BF16", "Q4_0")]
@@ -433,7 +477,20 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "name",
-    ["flux-dev", "longcat", "ovis", "chroma", "ernie", "flux2", "flux3", "krea2", "anima", "z-image", "qwen21, fused"],
+    [
+        "flux-dev",
+        "longcat",
+        "ovis",
+        "chroma",
+        "ernie",
+        "flux2",
+        "flux3",
+        "krea2",
+        "anima",
+        "lumina",
+        "z-image",
+        "qwen21, fused",
+    ],
 )
 @pytest.mark.sample(5)
 def test_comfyui_in_8_bits(tmp_path: Path, name: str, layout: str) -> None:

@@ -41,6 +41,7 @@ KINDS = {
     "ernie": "ernie",
     "krea2": "krea2",
     "anima": "anima",
+    "lumina": "lumina",
     "ovis": "ovis",
     "toy": "toy",
 }

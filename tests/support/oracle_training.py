@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from qwenimg.common.networks.denoisers import lumina_dit
 from qwenimg.common.numbers.packing import pack, tokens
 from qwenimg.common.training.lora_step import Draw
 from support import (
@@ -37,6 +38,7 @@ from support import (
     oracle_flux3,
     oracle_krea2,
     oracle_longcat,
+    oracle_lumina,
     oracle_ovis,
     oracle_qwen21,
     oracle_sd,
@@ -68,6 +70,7 @@ class Kind:
     weight: Callable[[float], float] = lambda sigma: 1.0
     options: dict[str, Any] = field(default_factory=dict)
     last: bool = False  # whether the prediction is at the end of the result, behind that of the text
+    module: Callable[[str], str] = str  # the name of a layer there, of its name here
     sized: bool = True  # False: it draws in the size in which it sees the picture
 
 
@@ -150,6 +153,11 @@ def _kinds() -> dict[str, Kind]:
         "ovis": Kind(
             oracle_ovis.pipeline, "transformer", pack, lambda s: s, flow, options={"guidance_scale": 1.0},
         ),
+        "lumina": Kind(
+            oracle_lumina.pipeline, "transformer", torch.from_numpy, lambda s: 1 - s, flow,
+            target=lambda x0, noise, sigma: x0 - noise, options={"guidance_scale": 1.0},
+            module=lambda path: lumina_dit.published(f"{path}.").removesuffix("."),
+        ),
         "sd15": Kind(
             _unet("StableDiffusionPipeline"), "unet", torch.from_numpy, _trained_time, levels,
             target=lambda x0, noise, sigma: noise, weight=lambda s: min(1 / s**2, 5.0) * s**2, **unet,
@@ -182,7 +190,7 @@ def loss_and_gradients(
     encoder have its folder and a slash in front."""
     kind = KINDS[name]
     pipe, parts = kind.pipeline(folder), sorted({key.rpartition("/")[0] for key in factors})
-    models = {part: _with_lora(getattr(pipe, part or kind.part), factors, part) for part in parts}
+    models = {part: _with_lora(getattr(pipe, part or kind.part), factors, part, kind.module) for part in parts}
     model = models.pop("")
     layers = [layer for one in (model, *models.values()) for layer in one.modules() if hasattr(layer, "path")]
     total: Any = 0.0
@@ -217,19 +225,19 @@ def loss_and_gradients(
     }
 
 
-def _with_lora(network: Any, factors: Mapping[str, np.ndarray], part: str) -> Any:
+def _with_lora(network: Any, factors: Mapping[str, np.ndarray], part: str, module: Callable[[str], str]) -> Any:
     """Return a copy of a network in float64 with the factors of its part in PEFT's layers."""
     from peft import LoraConfig, inject_adapter_in_model
 
     model = copy.deepcopy(network).double().requires_grad_(False)
     paths = [key.removesuffix(DOWN) for key in factors if key.endswith(DOWN) and key.rpartition("/")[0] == part]
     start = "text_model." if "text_model" in dict(model.named_children()) else ""
-    modules = {path: start + path.rpartition("/")[2] for path in paths}
+    modules = {path: start + module(path.rpartition("/")[2]) for path in paths}
     rank = len(factors[paths[0] + DOWN])
     lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=[*modules.values()])
     model = inject_adapter_in_model(lora, model)
-    for path, module in modules.items():
-        layer = model.get_submodule(module)
+    for path, name in modules.items():
+        layer = model.get_submodule(name)
         layer.path = path
         for ours, theirs in ((DOWN, layer.lora_A), (UP, layer.lora_B)):
             theirs["default"].weight.data = torch.from_numpy(factors[path + ours].astype(np.float64))

@@ -32,6 +32,7 @@ from support import (
     tiny_krea2,
     tiny_layered,
     tiny_longcat,
+    tiny_lumina,
     tiny_model,
     tiny_ovis,
     tiny_qwen21,
@@ -456,6 +457,38 @@ def _anima(sizes: Sizes) -> Parts:
     }
 
 
+def _lumina(sizes: Sizes) -> Parts:
+    heads, shared, layers = sizes.whole(1, 4), sizes.whole(1, 3), sizes.whole(2, 5)
+    queries = shared * sizes.whole(1, 3)
+    axes = [2 * sizes.whole(1, 5) for _ in range(3)]
+    text = {
+        "hidden_size": queries * sizes.whole(8, 24),
+        "intermediate_size": sizes.whole(16, 240),
+        "num_hidden_layers": sizes.whole(2, 5),
+        "head_dim": sizes.whole(4, 32, of=2),
+        "num_key_value_heads": shared,
+        "num_attention_heads": queries,
+        "query_pre_attn_scalar": sizes.whole(4, 40),
+        "sliding_window": sizes.whole(4, 60),
+    }
+    fields = {
+        "num_attention_heads": 2 * heads,
+        "num_kv_heads": heads,
+        "hidden_size": 2 * heads * sum(axes),
+        "num_layers": layers,
+        "num_refiner_layers": sizes.whole(1, 3),
+        "multiple_of": sizes.whole(1, 20),
+        "ffn_dim_multiplier": None,
+        "axes_dim_rope": axes,
+        "cap_feat_dim": text["hidden_size"],
+    }
+    return {
+        "text_encoder": tiny_lumina.tiny_text_encoder(sizes.next_seed(), **text),
+        "transformer": tiny_lumina.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_zimage.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
 def _sd3(sizes: Sizes) -> Parts:
     from support.spiece_files import hugging_face, trained
 
@@ -641,6 +674,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "ernie": (tiny_ernie.write_tiny_ernie, _ernie),
     "krea2": (tiny_krea2.write_tiny_krea2, _krea2),
     "anima": (tiny_anima.write_tiny_anima, _anima),
+    "lumina": (tiny_lumina.write_tiny_lumina, _lumina),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),
     "z-image-controlled": (tiny_zimage.write_tiny_zimage, _zimage),

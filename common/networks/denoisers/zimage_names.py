@@ -92,7 +92,7 @@ LAYOUTS = Layouts(
     config=_config,
     ignored=("norm_final.weight",),  # left over from the class of Lumina-Image 2.0
     foreign={
-        "layers.0.adaLN_modulation.1.weight": "Lumina-Image 2.0's transformer, which this version does not draw with",
+        "layers.0.adaLN_modulation.1.weight": "Lumina-Image 2.0's transformer",
         "siglip_embedder.1.weight": _EDITS,
         "siglip_refiner.0.attention_norm1.weight": _EDITS,
     },

@@ -1,5 +1,5 @@
-"""The language models of Qwen, Ministral 3 and Mistral Small 3, in files: names of transformers, llama.cpp, and of
-programs for Macs.
+"""The language models of Qwen, Ministral 3, Mistral Small 3 and Gemma 2, in files: names of transformers, llama.cpp,
+and of programs for Macs.
 
 Unusual about them: each row's `rename` maps all these names one by one, behind any prefix; Qwen3-VL's language
 model has the names of Qwen3, so its vision tower, its longer prefix or the architecture of a GGUF file tells it. Of
@@ -8,12 +8,14 @@ Mistral's, whose names all models of their form have, llama.cpp's files have the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.networks.encoders import decoder, decoder_kinds, qwen
+from qwenimg.common.networks.encoders.decoder import DecoderConfig
 from qwenimg.common.networks.encoders.language_model import LLAMA_CPP
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
 from qwenimg.common.weights.keys import Place
@@ -91,11 +93,11 @@ _OURS = {ours: theirs for theirs, ours in LLAMA_CPP.items()} | {"lm_head": "outp
 _OTHERS = ("self_attn.q_norm.weight", "self_attn.k_proj.bias", "pre_feedforward_layernorm.weight")
 
 
-def _llama_cpp(name: str) -> Place:
-    """Return the place of a parameter in a file of llama.cpp."""
+def _llama_cpp(name: str, names: Mapping[str, str] = _OURS) -> Place:
+    """Return the place of a parameter in a file of llama.cpp. names: its own, by those of the manifest."""
     owner, _, leaf = name.rpartition(".")
     layer, _, part = owner.partition("s.")[2].partition(".") if owner.startswith("layers.") else ("", "", owner)
-    return Place(f"{f'blk.{layer}.' if layer else ''}{_OURS[part]}.{leaf}")
+    return Place(f"{f'blk.{layer}.' if layer else ''}{names[part]}.{leaf}")
 
 
 def _paired(stored: StoredShapes, like: Any) -> Any:
@@ -141,4 +143,62 @@ MISTRAL_SMALL_3 = replace(
     ),
     title="Mistral Small 3",
     ignored=(*MINISTRAL_3.ignored, "output."),  # llama.cpp's head, which an image does not take
+)
+
+
+_GEMMA = {
+    **LLAMA_CPP,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA_OURS = {ours: theirs for theirs, ours in _GEMMA.items()}
+
+
+def _gemma(stored: StoredShapes, like: DecoderConfig) -> DecoderConfig:
+    """Return the configuration, with the scale of its width, the windows of its layers, and the gains of the file's
+    program."""
+    made: DecoderConfig = _config(stored, replace(like, sliding_layers=()))
+    return replace(
+        made,
+        embedding_scale=made.hidden_size**0.5,
+        sliding_layers=tuple(range(0, made.num_hidden_layers, 2)),
+        centred_norms=stored.stored_name("norm.weight") != "output_norm.weight",
+    )
+
+
+GEMMA_2 = Layouts(
+    network=replace(
+        decoder.NETWORK,
+        kind="gemma2",
+        fields=decoder_kinds.fields,
+        rename=lambda key: decoder_kinds.rename(_GEMMA, None, key),
+        renames=lambda config: lambda key: decoder_kinds.rename(_GEMMA, config, key),
+        published=lambda name: f"model.{name}",
+        described=lambda config: {
+            **decoder_kinds.written(config, "gemma2"),
+            "hidden_activation": config.hidden_act,
+            "query_pre_attn_scalar": round(config.query_scale**-2),
+            "attn_logit_softcapping": config.attn_logit_softcapping,
+            "final_logit_softcapping": config.final_logit_softcapping,
+            "sliding_window": config.sliding_window,
+        },
+        architectures=frozenset({"gemma2"}),
+    ),
+    title="Gemma 2",
+    rows=(
+        Layout(
+            names=_LLAMA_CPP,
+            signs=("blk.0.post_ffw_norm.weight", "token_embd.weight"),
+            is_named=True,
+            place=lambda name, config: _llama_cpp(name, _GEMMA_OURS),
+        ),
+        Layout(
+            names=_TRANSFORMERS,
+            signs=("layers.0.pre_feedforward_layernorm.weight",),
+            lacks=("layers.0.self_attn.q_norm.weight",),  # of Gemma 3
+        ),
+    ),
+    config=_gemma,
+    ignored=("spiece_model",),  # the vocabulary, in ComfyUI's files
 )

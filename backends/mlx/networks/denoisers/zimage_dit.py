@@ -135,10 +135,10 @@ class TransformerBlock(ModulatedBlock):
 
 
 class FinalLayer(mlx.nn.Module):
-    def __init__(self, config: ZImageConfig):
+    def __init__(self, config: BlockSizes, features: int):
         super().__init__()
         self.adaLN_modulation = [mlx.nn.Identity(), ops.Linear(config.time_dim, config.dim)]
-        self.linear = ops.Linear(config.dim, config.features)
+        self.linear = ops.Linear(config.dim, features)
 
     def __call__(self, x: Array, temb: Array) -> Array:
         """[B L C] -> [B L out]."""
@@ -166,7 +166,7 @@ class ZImageTransformer(mlx.nn.Module):
         self.noise_refiner = [TransformerBlock(config) for _ in range(config.n_refiner_layers)]
         self.context_refiner = [ContextBlock(config) for _ in range(config.n_refiner_layers)]
         self.layers = [TransformerBlock(config) for _ in range(config.n_layers)]
-        self.final_layer = FinalLayer(config)
+        self.final_layer = FinalLayer(config, config.features)
 
     def context(self, text: Array, pads: Array, rope: Array) -> Array:
         """Return the refined text [1 S C] for text states [1 S' 2560] and zeros [1 S-S'], the ids of pads; the same in

@@ -133,10 +133,10 @@ class TransformerBlock(ModulatedBlock):
 
 
 class FinalLayer(torch.nn.Module):
-    def __init__(self, config: ZImageConfig):
+    def __init__(self, config: BlockSizes, features: int):
         super().__init__()
         self.adaLN_modulation = torch.nn.ModuleList([torch.nn.Identity(), ops.Linear(config.time_dim, config.dim)])
-        self.linear = ops.Linear(config.dim, config.features)
+        self.linear = ops.Linear(config.dim, features)
 
     def forward(self, x: Tensor, temb: Tensor) -> Tensor:
         """[B L C] -> [B L out]."""
@@ -164,7 +164,7 @@ class ZImageTransformer(torch.nn.Module):
         self.noise_refiner = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.n_refiner_layers)])
         self.context_refiner = torch.nn.ModuleList([ContextBlock(config) for _ in range(config.n_refiner_layers)])
         self.layers = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.n_layers)])
-        self.final_layer = FinalLayer(config)
+        self.final_layer = FinalLayer(config, config.features)
 
     def context(self, text: Tensor, pads: Tensor, rope: Tensor) -> Tensor:
         """Return the refined text [1 S C] for text states [1 S' 2560] and zeros [1 S-S'], the ids of pads; the same in

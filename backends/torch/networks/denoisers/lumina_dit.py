@@ -1,0 +1,128 @@
+"""Lumina-Image 2.0's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.lumina_dit`.
+
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D, T time channels. Attribute paths are keys of the
+manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.denoisers import zimage_dit
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import TimestepEmbedding
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
+from qwenimg.backends.torch.ops import images
+from qwenimg.common.networks.denoisers import lumina_conditioning
+from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
+from qwenimg.common.networks.denoisers.zimage_dit import PATCH, TIME_CHANNELS
+from qwenimg.common.runtime.engine import NumpyArray
+
+# Layers
+
+
+class Attention(zimage_dit.Attention):
+    """Attention whose queries share heads of keys and values."""
+
+    def __init__(self, config: LuminaConfig):
+        super().__init__(config)
+        self.to_k = ops.Linear(config.dim, config.kv_dim, bias=False)
+        self.to_v = ops.Linear(config.dim, config.kv_dim, bias=False)
+
+
+class ContextBlock(zimage_dit.ContextBlock):
+    """A block without modulation, for text alone."""
+
+    def __init__(self, config: LuminaConfig):
+        super().__init__(config)
+        self.attention = Attention(config)
+
+
+class TransformerBlock(zimage_dit.TransformerBlock):
+    """A block with modulation."""
+
+    def __init__(self, config: LuminaConfig):
+        super().__init__(config)
+        self.attention = Attention(config)
+
+
+# Model
+
+
+class LuminaTransformer(torch.nn.Module):
+    def __init__(self, config: LuminaConfig, stream: torch.dtype):
+        super().__init__()
+        self.stream = stream
+        self.t_embedder = TimestepEmbedding(TIME_CHANNELS, config.time_dim)
+        self.x_embedder = ops.Linear(config.features, config.dim)
+        text_norm, text_in = (
+            ops.RMSNorm(config.cap_feat_dim, config.norm_eps),
+            ops.Linear(config.cap_feat_dim, config.dim),
+        )
+        self.cap_embedder = torch.nn.ModuleList([text_norm, text_in])
+        self.noise_refiner = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.n_refiner_layers)])
+        self.context_refiner = torch.nn.ModuleList([ContextBlock(config) for _ in range(config.n_refiner_layers)])
+        self.layers = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.n_layers)])
+        self.final_layer = zimage_dit.FinalLayer(config, config.features)
+
+    def context(self, text: Tensor, rope: Tensor) -> Tensor:
+        """Return the refined text [1 S C] for text states [1 S 2304]; the same in every step."""
+        x = ops.stream(self.cap_embedder[1](self.cap_embedder[0](text)), self.stream)
+        for block in self.context_refiner:
+            x = block(x, rope)
+        return x
+
+    def patches(self, latents: Tensor) -> Tensor:
+        """Return the patches [1 L out] of latents [1 C h w], in the order (dy, dx, c)."""
+        x = images.tokens(images.patches(latents, PATCH))
+        return x.reshape(1, x.shape[1], -1, PATCH**2).swapaxes(2, 3).reshape(x.shape)
+
+    def forward(self, latents: Tensor, features: Tensor, txt: Tensor, img_rope: Tensor, rope: Tensor) -> Tensor:
+        """Predict the negative velocity [1 C h w] for latents [1 C h w] and the sinusoid [1 256] of the time.
+
+        txt [1 S C]: the refined text; img_rope [L 1 D/2 2], rope [L+S 1 D/2 2]. Text comes last, which changes nothing
+        but the order of sums.
+        """
+        temb = self.t_embedder(features)
+        mod = ops.silu(temb)
+        img = ops.stream(self.x_embedder(self.patches(latents)), self.stream)
+        for block in self.noise_refiner:
+            img = block(img, mod, img_rope)
+        x = ops.joined(img, txt, self.stream)
+        for block in self.layers:
+            x = ops.async_eval(block(x, mod, rope))
+        return images.joined_patches(self.final_layer(x[:, : img.shape[1]], temb), latents, PATCH)
+
+
+# Runner
+
+
+@dataclass(frozen=True)
+class Condition:
+    txt: Tensor
+    img_rope: Tensor
+    rope: Tensor
+
+
+class Runner(LoadedNetwork[LuminaConfig, LuminaTransformer]):
+    network, role = LuminaTransformer, "transformer"
+
+    @ops.computes
+    def condition(self, text: Tensor, grid: tuple[int, int]) -> Condition:
+        """Prepare text states [1 S 2304] for an image of `grid` rows and columns of tokens."""
+        tables = lumina_conditioning.image_and_text_rope(self.config, *grid, text.shape[1])
+        img, txt = (
+            ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
+        )
+        return Condition(ops.eval(self.model.context(text, txt)), img, torch.cat((img, txt), dim=0))
+
+    @ops.computes
+    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
+        """Predict the negative velocity [1 C h w] in float32 for latents x [1 C h w], both in the order of the
+        pipeline, and sinusoids of the time."""
+        features = ops.table(step, self.table_dtype, self.device)
+        fixed = condition.txt, condition.img_rope, condition.rope
+        return images.to_bchw(ops.at_least_float32(self.model(images.from_bchw(x), features, *fixed)))

@@ -1,0 +1,52 @@
+"""Rows from which a Lumina-Image 2.0 is opened: its networks, and what its parts must fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from qwenimg.common.families import fits, tokenizers
+from qwenimg.common.families.fits import Fit
+from qwenimg.common.families.lumina.known import SMALL_FILES
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.networks.denoisers import lumina_dit, lumina_names
+from qwenimg.common.networks.encoders import decoder_kinds, language_names
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
+from qwenimg.common.prompts import language
+
+
+def _with_taps(data: Mapping[str, Any]) -> dict[str, Any]:
+    """States are taken in front of the last layer. No file of a model states that."""
+    return {**decoder_kinds.fields(data), "taps": (-2,)}
+
+
+NETWORKS: dict[str, Network] = {
+    "transformer": lumina_dit.NETWORK,
+    "text_encoder": replace(language_names.GEMMA_2.network, fields=_with_taps),
+    "vae": kl_vae.NETWORK,
+}
+LAYOUTS = {
+    "transformer": lumina_names.LAYOUTS,
+    "text_encoder": language_names.GEMMA_2,
+    "vae": kl_vae_names.LAYOUTS,
+}
+FITS = (
+    fits.text_states(
+        lambda configs: configs["text_encoder"].state_size, lambda configs: configs["transformer"].cap_feat_dim
+    ),
+    Fit(
+        "the transformer takes {} channels, the VAE's latents have {}",
+        lambda configs: configs["transformer"].in_channels,
+        lambda configs: [configs["vae"].latent_channels],
+    ),
+)
+
+
+OPENING = Opening(
+    networks=NETWORKS,
+    layouts=LAYOUTS,
+    model=lambda source: "lumina",  # all have the same configurations
+    tokenizers=lambda source, parts: tokenizers.of_language_model(source, parts, SMALL_FILES, language.load),
+)
