@@ -19,7 +19,7 @@ from qwenimg.common.families.part_file import ModelFile
 OTHERS = {
     "model.diffusion_model.transformer_blocks.0.img_mod.1.weight": ("is Qwen-Image's transformer", "--transformer"),
     "transformer_blocks.0.img_mod.1.weight": ("is Qwen-Image's transformer", "--transformer"),
-    "decoder.mid_block.resnets.0.norm1.gamma": ("is a VAE of Qwen-Image and Krea 2", "--vae"),
+    "decoder.mid_block.resnets.0.norm1.gamma": ("is a VAE of Qwen-Image, Krea 2 and Anima", "--vae"),
     "time_embedding.linear_1.weight": ("is Stable Diffusion's UNet", "--transformer"),
     "transformer_blocks.0.attn.to_q.lora_A.weight": ("is a LoRA", "--lora"),
     "some.other.weight": (
@@ -44,7 +44,7 @@ def test_what_no_family_reads_is_named(tmp_path: Path, name: str) -> None:
     cli("a ring", "-m", str(file), "--backend", "cpu").refused(5, "x.safetensors", OTHERS[name][-1])
 
 
-@pytest.mark.parametrize("name", ["AnimaModularPipeline", None, "x\n" * 9])
+@pytest.mark.parametrize("name", ["HeliosModularPipeline", None, "x\n" * 9])
 def test_a_modular_folder_of_diffusers_is_named(tmp_path: Path, name: object) -> None:
     """It has an index of another name, and a class that no model of this version has."""
     folder = tmp_path / "klein"

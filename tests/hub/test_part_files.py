@@ -163,7 +163,7 @@ def test_a_part_that_is_given_as_a_model_is_told_with_its_option(comfy: Path) ->
     told = "is Qwen-Image's transformer and no whole model: give it with --transformer, beside --text-encoder FILE and"
     cli("x", "-m", str(gguf), "--quiet").refused(5, told)
     cli("x", "-m", str(part(comfy, "vae"))).refused(
-        5, "is a VAE of Qwen-Image and Krea 2 and no whole model: give it with --vae"
+        5, "is a VAE of Qwen-Image, Krea 2 and Anima and no whole model: give it with --vae"
     )
     cli("x", "-m", str(comfy)).refused(5, "is a folder of models: give it with --models-dir")
 
@@ -175,7 +175,7 @@ def test_a_part_that_is_given_as_a_model_is_told_with_its_option(comfy: Path) ->
         ("qwen-Q4.gguf", "give it with --transformer qwen-Q4.gguf, beside"),
         (
             "qwen_vae",
-            "is a VAE of Qwen-Image and Krea 2 and no whole model: give it with --vae qwen_vae, beside --transformer",
+            "is a VAE of Qwen-Image, Krea 2 and Anima and no whole model: give it with --vae qwen_vae, beside",
         ),
         ("style", "is a LoRA and no whole model: give it with --lora style, beside the model"),
     ],
@@ -221,7 +221,7 @@ def test_every_file_is_listed_with_what_takes_it(comfy: Path, folders: dict[str,
         "qwen-Q4.gguf": ("Qwen-Image", "transformer", "--transformer", "Q4_0"),
         "qwen_transformer.safetensors": ("Qwen-Image", "transformer", "--transformer", "BF16"),
         "qwen_text_encoder.safetensors": ("Qwen-Image and LongCat-Image", "text encoder", "--text-encoder", "BF16"),
-        "qwen_vae.safetensors": ("Qwen-Image and Krea 2", "vae", "--vae", "BF16"),
+        "qwen_vae.safetensors": ("Qwen-Image, Krea 2 and Anima", "vae", "--vae", "BF16"),
         "style.safetensors": ("Qwen-Image", "LoRA", "--lora", "F32"),
         "tiny sd": ("Stable Diffusion", "model", "-m", ""),
         "odd.safetensors": ("", "", "", "F32"),

@@ -106,7 +106,7 @@ def claimed(names: tuple[str, ...], architecture: str | None = None) -> set[str]
 
 def test_qwen3_and_qwen3_vl_differ_by_prefix_tower_or_architecture() -> None:
     norm, tower, cpp = "layers.0.self_attn.q_norm.weight", "visual.patch_embed.proj.weight", "blk.0.attn_q_norm.weight"
-    alone, sees = {"z-image", "flux2"}, {"qwen-image-2.1", "flux3", "krea2"}
+    alone, sees = {"z-image", "flux2", "anima", "ovis"}, {"qwen-image-2.1", "flux3", "krea2"}
     for start in ("", "model.", "text_encoders.qwen3_4b.transformer.model."):
         assert claimed((start + norm,)) == alone
     for names in (

@@ -173,7 +173,7 @@ def test_pictures_that_are_refused(tiny_flux3: dict[str, Path]) -> None:
 
 
 def test_other_modular_pipelines_are_refused(tmp_path: Path) -> None:
-    for name in ("Flux2KleinModularPipeline", "AnimaModularPipeline"):
+    for name in ("Flux2KleinModularPipeline", "HeliosModularPipeline"):
         (tmp_path / "modular_model_index.json").write_text(json.dumps({"_class_name": name}))
         with pytest.raises(ModelError, match=f"is a modular pipeline of diffusers .*{name}.*does not open"):
             registry.of_folder(tmp_path)
