@@ -78,7 +78,7 @@ def _use(path: Path) -> str:
     option = _part_of(path)
     if option in _PICTURED:
         return f"{other_files.USE}qwenimg PROMPT -m MODEL {_PICTURED[option].format(shown)}"
-    if option is None:
+    if option not in FLAGS:
         return f"{UNUSABLE}it is a part of a model; give the model's folder"
     model = "" if option == "model" else "-m MODEL "
     return f"{other_files.USE}qwenimg PROMPT {model}{FLAGS[option]} {shown}"

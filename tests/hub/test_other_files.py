@@ -108,7 +108,10 @@ def test_what_is_ours_names_its_command(tiny: dict[str, Path], tmp_path: Path) -
             seen.append((kind, path.name, next(line for line in lines if line.startswith(ANSWERS))))
     for one in seen:
         print(*one)
-    assert all(line.startswith(other_files.USE) for _, _, line in seen if "scheduler" not in line)
+    alone = [line for _, name, line in seen if name == "text_conditioner"]  # which no option takes
+    assert alone and all("give the model's folder" in line for line in alone)
+    used = [line for _, name, line in seen if name != "text_conditioner"]
+    assert all(line.startswith(other_files.USE) for line in used if "scheduler" not in line)
     uses = {name: line for kind, name, line in seen if kind == "sd15"}
     assert uses["unet"].split()[2:6] == ["qwenimg", "PROMPT", "-m", "MODEL"] and "--transformer" in uses["unet"]
     assert "--vae" in uses["vae"] and "--text-encoder" in uses["text_encoder"]
