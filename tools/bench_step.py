@@ -250,7 +250,7 @@ def _lumina_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndar
     return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
 
 
-# Anima
+# Models whose text is made for the step by the condition, and whose latents are packed: Anima, ERNIE-Image, Krea 2
 
 
 def _anima_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
@@ -263,16 +263,6 @@ def _anima_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
     )
     mask, time = latents.new_zeros(1, 1, *latents.shape[2:]), _time(SIGMA, text)
     return lambda: _tokens(model(latents[:, :, None], time, text, padding_mask=mask, return_dict=False)[0][:, :, 0])
-
-
-def _anima_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
-    condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
-    features = anima_conditioning.time_row(component.config, 1000 * SIGMA, "float32")
-    x = engine.array(packing.pack(latents))
-    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
-
-
-# ERNIE-Image and Krea 2
 
 
 def _ernie_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
@@ -290,11 +280,12 @@ def _krea2_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
 
 def _one_stream_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     h, w = latents.shape[2:]
-    if isinstance(component.config, krea2_dit.Krea2Config):
-        features = krea2_conditioning.time_row(component.config, 1000 * SIGMA, "float32")
-        grid, x = (h // 2, w // 2), packing.pack(latents)
-    else:
+    if isinstance(component.config, ernie_dit.ErnieConfig):
         features, grid, x = ernie_conditioning.time_row(component.config, 1000 * SIGMA), (h, w), packing.tokens(latents)
+    else:
+        conditioning = krea2_conditioning if isinstance(component.config, krea2_dit.Krea2Config) else anima_conditioning
+        features = conditioning.time_row(component.config, 1000 * SIGMA, "float32")
+        grid, x = (h // 2, w // 2), packing.pack(latents)
     condition, tokens = component.condition(engine.array(text), grid), engine.array(x)
     return lambda: component.predict(tokens, features, condition), lambda y: engine.numpy(y)
 
@@ -565,7 +556,7 @@ def cases(layers: int = 2) -> dict[str, Case]:
         "anima": Case(
             family="anima", network=anima_dit.NETWORK, config=AnimaConfig(num_layers=2),
             oracle="CosmosTransformer3DModel", embedding="time_embed.time_proj", text=1024,
-            theirs=_anima_theirs, ours=_anima_ours, tokens=("256+512", "1024+512"),
+            theirs=_anima_theirs, ours=_one_stream_ours, tokens=("256+512", "1024+512"),
         ),
         "lumina": Case(
             family="lumina", network=lumina_dit.NETWORK, config=LuminaConfig(n_layers=2, n_refiner_layers=1),

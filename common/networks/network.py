@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -40,6 +40,7 @@ class Network:
     used: Callable[[Any, Manifest], ParamUses] = lambda config, stored: stored_uses(stored)
     # From a config.json, the fields of `config`
     fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda data: data
+    stated: Mapping[str, Any] = field(default_factory=dict, hash=False)  # fields of `config` that no config.json states
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
     blocks: re.Pattern[str] | None = None  # weights of blocks that may stay quantized; a group: the block's number
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them

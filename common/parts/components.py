@@ -38,7 +38,7 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
         fields = network.fields({key: value for key, value in data.items() if key not in QUANTIZATION})
     except ModelError as error:
         raise ModelError(f"{clean(path)}: {error}") from None
-    return parse(network.config, fields, source=path, ignored=network.ignored)
+    return parse(network.config, {**fields, **network.stated}, source=path, ignored=network.ignored)
 
 
 def find_config(

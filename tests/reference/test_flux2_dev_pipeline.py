@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -129,9 +129,10 @@ def markers_as_text(fill: Any, template: Any, tokenizer: Any, prompt: str) -> Pr
     return PromptTokens((*[tokenizer.special("<pad>")] * pads, *ids), 0, pads)
 
 
+STATED = cast(dict[str, Any], checkpoint.DEV_NETWORKS["text_encoder"].stated)
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "taps a layer early": lambda patch: patch.setattr(checkpoint, "DEV_TAPS", (9, 19, 29)),
-    "taps of klein": lambda patch: patch.setattr(checkpoint, "DEV_TAPS", (9, 18, 27)),
+    "taps a layer early": lambda patch: patch.setitem(STATED, "taps", (9, 19, 29)),
+    "taps of klein": lambda patch: patch.setitem(STATED, "taps", (9, 18, 27)),
     "guidance not read": lambda patch: patch.setattr(
         model, "time_rows", lambda config, time, dtype, guidance: time_rows(config, time, dtype, 0.0)
     ),

@@ -41,12 +41,8 @@ def modulation_without_silu(patch: Patch) -> None:
     patch.around(owner, patch.backend.calls, changed)
 
 
-def no_silu_of_the_time(patch: Patch) -> None:
-    shared.silu_left_out(patch)
-
-
 def no_norm_of_text(patch: Patch) -> None:
-    patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if layer.path == "cap_embedder.0" else y)
+    shared.norm_left_out(patch, "cap_embedder.0")
 
 
 def patches_in_channels_first(patch: Patch) -> None:
@@ -201,7 +197,7 @@ _ALL = (
     Mutant(zimage.norm_eps, "RMSNorm's epsilon ten times too large"),
     Mutant(zimage.no_norm_in_the_head, "no norm in the head"),
     Mutant(modulation_without_silu, "no SiLU before the blocks' modulation"),
-    Mutant(no_silu_of_the_time, "no SiLU at all"),
+    Mutant(shared.silu_left_out, "no SiLU at all"),
     Mutant(no_norm_of_text, "no norm of the text states"),
     Mutant(patches_in_channels_first, "channels first in a patch"),
     Mutant(refiner_left_out, "the last refiner block of the image left out"),

@@ -47,23 +47,29 @@ def gate_by_sigmoid(patch: Patch) -> None:
     _gated(patch, lambda values, gate: values * lib.sigmoid(gate))
 
 
-def _norm_left_out(patch: Patch, path: str) -> None:
-    patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if layer.path == path else y)
-
-
 def text_states_not_normed(patch: Patch) -> None:
-    _norm_left_out(patch, "context_embedder_norm")
+    shared.norm_left_out(patch, "context_embedder_norm")
 
 
 def norm_eps(patch: Patch) -> None:
-    patch.set(patch.backend.network("ovis_dit"), "NORM_EPS", 1e-2)
+    network, blocks = patch.backend.network("ovis_dit"), patch.backend.network("flux_dit")
+    patch.set(network, "NORM_EPS", 1e-2)
+
+    def changed(call: Any, *given: Any) -> Any:
+        before, blocks.NORM_EPS = blocks.NORM_EPS, 1e-2
+        try:
+            return call(*given)
+        finally:
+            blocks.NORM_EPS = before
+
+    patch.around(network.SingleBlock, patch.backend.calls, changed)
 
 
 # Texts
 
 
 def states_before_the_final_norm(patch: Patch) -> None:
-    _norm_left_out(patch, "norm")
+    shared.norm_left_out(patch, "norm")
 
 
 def zeros_as_the_last_token(patch: Patch) -> None:

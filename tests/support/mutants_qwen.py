@@ -89,7 +89,7 @@ def text_rope_one_later(patch: Patch) -> None:
 
 
 def no_txt_norm(patch: Patch) -> None:
-    patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if layer.path == "txt_norm" else y)
+    shared.norm_left_out(patch, "txt_norm")
 
 
 def time_plus_one(patch: Patch) -> None:

@@ -29,6 +29,11 @@ def attention_scale(patch: Patch) -> None:
     patch.attention(lambda attend, q, *rest, **more: attend(1.01 * q, *rest, **more))
 
 
+def norm_left_out(patch: Patch, path: str) -> None:
+    """Leaves out the RMSNorm at that path."""
+    patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if layer.path == path else y)
+
+
 def no_qk_norm(patch: Patch) -> None:
     patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if ".norm_" in layer.path else y)
 

@@ -74,9 +74,9 @@ def _linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def _are_few(x: Tensor, weight: Tensor) -> bool:
-    rows = x.numel() // x.shape[-1] in FEW and weight.numel() >= MANY_WEIGHTS
-    plain = x.device.type == "cpu" and x.dtype == torch.float32
-    return rows and plain and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled():
+        return False  # first, since a compiler would compile anew for other numbers of rows
+    return x.numel() // x.shape[-1] in FEW and weight.numel() >= MANY_WEIGHTS
 
 
 def _linear_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

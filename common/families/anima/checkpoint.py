@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file, is_folder
@@ -31,14 +30,9 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFi
 CONDITIONER = "text_conditioner"
 
 
-def _normed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of the text encoder are those after its final norm."""
-    return {**qwen.QWEN3.fields(data), "taps": ()}
-
-
 NETWORKS: dict[str, Network] = {
     "transformer": anima_dit.NETWORK,
-    "text_encoder": replace(qwen.QWEN3, fields=_normed),
+    "text_encoder": replace(qwen.QWEN3, stated={"taps": ()}),  # its states are those after the final norm
     CONDITIONER: anima_conditioner.NETWORK,
     "vae": qwen_vae.NETWORK,
 }

@@ -19,7 +19,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
 LIMIT = 512  # tokens of either kind
-CONDITIONER = "text conditioner"  # its name in memory
+RESIDENT = "text conditioner"  # its name in memory
 
 
 class Tokens(NamedTuple):
@@ -84,7 +84,7 @@ class AnimaTexts(PromptTexts[str]):
         """Return the stages of the text encoder and of the text conditioner, for so many tokens."""
         encoder, conditioner = self.parts
         made = self.stage(conditioner, 1, self._length(max(words, queries)))
-        return [self.stage(encoder, 1, words), replace(made, resident=CONDITIONER)]
+        return [self.stage(encoder, 1, words), replace(made, resident=RESIDENT)]
 
     def encode(self, keys: Sequence[str]) -> Iterator[States]:
         """Encode all of `keys`, then make their texts one after the other, so that one network is open at a time."""
@@ -106,5 +106,5 @@ class AnimaTexts(PromptTexts[str]):
     def _conditioned(self, conditioner: Any, asked: tuple[Tokens, NDArray[np.float32]]) -> States:
         (_, queries, _), states = asked
         text = conditioner.encode(queries, states)
-        self.runtime.check_finite(text, CONDITIONER, "text", lambda: conditioner.encode(queries, states))
+        self.runtime.check_finite(text, RESIDENT, "text", lambda: conditioner.encode(queries, states))
         return (np.ascontiguousarray(self.runtime.engine.numpy(text), np.float32),)

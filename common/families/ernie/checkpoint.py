@@ -3,7 +3,6 @@ like."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from qwenimg.common.families.ernie.known import SMALL_FILES, TURBO, of_name
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening, Source
 from qwenimg.common.networks.denoisers import ernie_dit, ernie_names
-from qwenimg.common.networks.encoders import decoder_kinds, language_names
+from qwenimg.common.networks.encoders import language_names
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, flux2_vae_names
 from qwenimg.common.prompts import language
@@ -23,14 +22,10 @@ VARIANCE_EPS = 1e-5
 1e-4."""
 
 
-def _with_taps(data: Mapping[str, Any]) -> dict[str, Any]:
-    """States are taken in front of the last layer. No file of a model states that."""
-    return {**decoder_kinds.fields(data), "taps": (-2,)}
-
-
 NETWORKS: dict[str, Network] = {
     "transformer": ernie_dit.NETWORK,
-    "text_encoder": replace(language_names.MINISTRAL_3.network, fields=_with_taps),
+    # its states are taken in front of the last layer; no file of a model states that
+    "text_encoder": replace(language_names.MINISTRAL_3.network, stated={"taps": (-2,)}),
     "vae": flux2_vae.NETWORK,
 }
 LAYOUTS = {

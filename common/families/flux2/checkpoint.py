@@ -4,7 +4,6 @@ configurations is like. No tensor tells klein KV from klein: the class in model_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from qwenimg.common.families.flux2.known_dev import SMALL_FILES as DEV_FILES
 from qwenimg.common.families.opening import Opening, Source
 from qwenimg.common.networks.denoisers import flux2_dit, flux2_kv_dit, flux2_names
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
-from qwenimg.common.networks.encoders import decoder_kinds, language_names, qwen
+from qwenimg.common.networks.encoders import language_names, qwen
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, flux2_vae_names
 from qwenimg.common.parts import known_configs
@@ -40,21 +39,13 @@ KV, KV_PIPELINE = "kv", "Flux2KleinKVPipeline"
 _KV = re.compile(r"(?<![a-z])kv(?![a-z])")
 
 
-def _with_taps(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**qwen.QWEN3.fields(data), "taps": TAPS}
-
-
-def _with_dev_taps(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**decoder_kinds.fields(data), "taps": DEV_TAPS, "pads_first": True}
-
-
 NETWORKS: dict[str, Network] = {
     "transformer": flux2_dit.NETWORK,
-    "text_encoder": replace(qwen.QWEN3, fields=_with_taps),
+    "text_encoder": replace(qwen.QWEN3, stated={"taps": TAPS}),
     "vae": flux2_vae.NETWORK,
 }
 DEV_NETWORKS: dict[str, Network] = NETWORKS | {
-    "text_encoder": replace(language_names.MISTRAL_SMALL_3.network, fields=_with_dev_taps)
+    "text_encoder": replace(language_names.MISTRAL_SMALL_3.network, stated={"taps": DEV_TAPS, "pads_first": True})
 }
 KV_NETWORKS: dict[str, Network] = NETWORKS | {"transformer": flux2_kv_dit.NETWORK}
 LAYOUTS = {

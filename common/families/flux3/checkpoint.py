@@ -3,10 +3,8 @@ configurations is like."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.flux3.known import BASE, KLEIN, SMALL_FILES
@@ -22,13 +20,9 @@ TAPS = (4, 8, 12, 16, 20, 24, 28, 32)
 """The layers of the text encoder behind which states are taken. No file of a model states them."""
 
 
-def _with_taps(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**qwen.QWEN3_VL.fields(data), "taps": TAPS, "pad_position": 1}
-
-
 NETWORKS: dict[str, Network] = {
     "transformer": flux3_dit.NETWORK,
-    "text_encoder": replace(qwen.QWEN3_VL, fields=_with_taps),
+    "text_encoder": replace(qwen.QWEN3_VL, stated={"taps": TAPS, "pad_position": 1}),
     "vae": flux2_vae.NETWORK,
 }
 LAYOUTS = {

@@ -3,10 +3,8 @@ configurations is like."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.config import INDEX, read_json
 from qwenimg.common.base.hf_cache import display_name
@@ -26,13 +24,9 @@ TAPS = (2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35)
 MU = 1.15  # the shift that Turbo was distilled for, at every size
 
 
-def _with_taps(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**qwen.QWEN3_VL.fields(data), "taps": TAPS}
-
-
 NETWORKS: dict[str, Network] = {
     "transformer": krea2_dit.NETWORK,
-    "text_encoder": replace(qwen.QWEN3_VL, fields=_with_taps),
+    "text_encoder": replace(qwen.QWEN3_VL, stated={"taps": TAPS}),
     "vae": qwen_vae.NETWORK,
 }
 LAYOUTS = {"transformer": krea2_names.LAYOUTS, "text_encoder": language_names.QWEN3_VL}

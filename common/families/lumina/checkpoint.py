@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.lumina.known import SMALL_FILES
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.networks.denoisers import lumina_dit, lumina_names
-from qwenimg.common.networks.encoders import decoder_kinds, language_names
+from qwenimg.common.networks.encoders import language_names
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.prompts import language
 
-
-def _with_taps(data: Mapping[str, Any]) -> dict[str, Any]:
-    """States are taken in front of the last layer. No file of a model states that."""
-    return {**decoder_kinds.fields(data), "taps": (-2,)}
-
-
 NETWORKS: dict[str, Network] = {
     "transformer": lumina_dit.NETWORK,
-    "text_encoder": replace(language_names.GEMMA_2.network, fields=_with_taps),
+    # its states are taken in front of the last layer; no file of a model states that
+    "text_encoder": replace(language_names.GEMMA_2.network, stated={"taps": (-2,)}),
     "vae": kl_vae.NETWORK,
 }
 LAYOUTS = {

@@ -56,7 +56,7 @@ class Lumina(FlowModel):
 
     @property
     def heads(self) -> int:
-        """Zero: ranks share its branches of guidance only, since its heads of keys are fewer."""
+        """Zero: ranks share its branches of guidance only."""
         return 0
 
     def prompt(self, text: str, images: Sequence[Image]) -> str:

@@ -14,8 +14,7 @@ from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 
 NETWORKS = {
     "transformer": ovis_dit.NETWORK,
-    # its states are those after the final norm
-    "text_encoder": replace(qwen.QWEN3, fields=lambda data: {**qwen.QWEN3.fields(data), "taps": ()}),
+    "text_encoder": replace(qwen.QWEN3, stated={"taps": ()}),  # its states are those after the final norm
     "vae": kl_vae.NETWORK,
 }
 FITS = (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
@@ -22,11 +21,7 @@ from qwenimg.common.runtime.checkpoint import Component
 LIMIT = 512  # tokens of a caption, as published
 
 
-def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**qwen_vl_vision.fields(data), "writes": True}
-
-
-NETWORK = replace(qwen_vl_vision.NETWORK, fields=_fields)
+NETWORK = replace(qwen_vl_vision.NETWORK, stated={"writes": True})
 """The text encoder, with head and vision tower."""
 
 # Its texts as published, with their breaks of lines

@@ -89,7 +89,7 @@ class LuminaConfig(BlockSizes):
 
     @property
     def kv_dim(self) -> int:
-        """The width of keys and of values."""
+        """The width of keys and of values, whose heads queries share."""
         return self.n_kv_heads * self.head_dim
 
     @property
@@ -115,9 +115,7 @@ def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def manifest(config: LuminaConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in Z-Image's style (see `rename`)."""
-    dim, shared = config.dim, (config.kv_dim, config.dim)
-    modulated = zimage_dit.modulated_block(config)
-    modulated |= {"attention.to_k.weight": shared, "attention.to_v.weight": shared}
+    dim, modulated = config.dim, zimage_dit.modulated_block(config)
     plain = {key: shape for key, shape in modulated.items() if not key.startswith("adaLN_modulation.")}
     return params.merge(
         params.linear("t_embedder.linear_1", config.time_dim, TIME_CHANNELS),

@@ -58,6 +58,11 @@ class BlockSizes:
         return self.dim // self.n_heads
 
     @property
+    def kv_dim(self) -> int:
+        """The width of keys and of values."""
+        return self.dim
+
+    @property
     def time_dim(self) -> int:
         """The channels that modulation is made from."""
         return min(self.dim, TIME_CHANNELS)
@@ -144,9 +149,10 @@ def modulated_block(config: BlockSizes) -> Manifest:
 
 
 def _block(config: BlockSizes) -> Manifest:
-    dim = config.dim
+    dim, kv_dim = config.dim, config.kv_dim
+    outputs = {"to_q": dim, "to_k": kv_dim, "to_v": kv_dim, "to_out.0": dim}
     return params.merge(
-        *(params.linear(f"attention.{name}", dim, dim, bias=False) for name in ("to_q", "to_k", "to_v", "to_out.0")),
+        *(params.linear(f"attention.{name}", width, dim, bias=False) for name, width in outputs.items()),
         *(params.norm(f"attention.{name}", config.head_dim) for name in ("norm_q", "norm_k")),
         *(params.linear(f"feed_forward.{name}", config.hidden, dim, bias=False) for name in ("w1", "w3")),
         params.linear("feed_forward.w2", dim, config.hidden, bias=False),

@@ -102,6 +102,10 @@ class SingleTransformerBlock(mlx.nn.Module):
         """[T C] -> [T 3C]."""
         return self.norm.linear(ops.silu(temb))
 
+    def hidden(self, x: Array) -> Array:
+        """Return the feed-forward's channels, as its last layer takes them: [B L C] -> [B L hidden]."""
+        return ops.linear_gelu(self.proj_mlp, x)
+
     def __call__(self, img: Array, txt: Array, mod: Array, rope: Array, *control: Change) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first; control: as in
         `TransformerBlock`."""
@@ -113,7 +117,7 @@ class SingleTransformerBlock(mlx.nn.Module):
             ops.norm_modulate(img, shift, scale, dtype, NORM_EPS),
             dtype,
         )
-        update = self.proj_out(mx.concatenate((self.attn(x, rope), ops.linear_gelu(self.proj_mlp, x)), axis=-1))
+        update = self.proj_out(mx.concatenate((self.attn(x, rope), self.hidden(x)), axis=-1))
         img = changed(ops.clipped(ops.gated(img, gate, update[:, S:])), control)
         return img, ops.clipped(ops.gated(txt, gate, update[:, :S]))
 
@@ -132,6 +136,9 @@ def changed(img: Array, control: Iterable[Change]) -> Array:
 class Trunk(mlx.nn.Module):
     """The embedders and blocks of the transformer and of its ControlNets."""
 
+    double_block: Any = TransformerBlock  # the classes of its blocks
+    single_block: Any = SingleTransformerBlock
+
     def __init__(self, config: FluxConfig, stream: mx.Dtype):
         super().__init__()
         self.stream = stream
@@ -139,9 +146,9 @@ class Trunk(mlx.nn.Module):
             self.time_text_embed = TimeTextEmbed(config)
         self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim)
         self.x_embedder = ops.Linear(config.in_channels, config.dim)
-        double, single = config.num_layers, config.num_single_layers
-        self.transformer_blocks = [TransformerBlock(config) for _ in range(double)]
-        self.single_transformer_blocks = [SingleTransformerBlock(config) for _ in range(single)]
+        double, single = range(config.num_layers), range(config.num_single_layers)
+        self.transformer_blocks = [self.double_block(config) for _ in double]
+        self.single_transformer_blocks = [self.single_block(config) for _ in single]
 
     def context(self, text: Array) -> Array:
         """Return the start of the text stream [B S C] for text states [B S 4096]; the same in every step."""

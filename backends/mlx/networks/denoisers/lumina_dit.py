@@ -14,42 +14,14 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.denoisers import zimage_dit
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import TimestepEmbedding
+from qwenimg.backends.mlx.networks.denoisers.zimage_dit import ContextBlock, FinalLayer, TransformerBlock
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.denoisers import lumina_conditioning
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, TIME_CHANNELS
 from qwenimg.common.runtime.engine import NumpyArray
-
-# Layers
-
-
-class Attention(zimage_dit.Attention):
-    """Attention whose queries share heads of keys and values."""
-
-    def __init__(self, config: LuminaConfig):
-        super().__init__(config)
-        self.to_k = ops.Linear(config.dim, config.kv_dim, bias=False)
-        self.to_v = ops.Linear(config.dim, config.kv_dim, bias=False)
-
-
-class ContextBlock(zimage_dit.ContextBlock):
-    """A block without modulation, for text alone."""
-
-    def __init__(self, config: LuminaConfig):
-        super().__init__(config)
-        self.attention = Attention(config)
-
-
-class TransformerBlock(zimage_dit.TransformerBlock):
-    """A block with modulation."""
-
-    def __init__(self, config: LuminaConfig):
-        super().__init__(config)
-        self.attention = Attention(config)
-
 
 # Model
 
@@ -68,7 +40,7 @@ class LuminaTransformer(mlx.nn.Module):
         self.noise_refiner = [TransformerBlock(config) for _ in range(config.n_refiner_layers)]
         self.context_refiner = [ContextBlock(config) for _ in range(config.n_refiner_layers)]
         self.layers = [TransformerBlock(config) for _ in range(config.n_layers)]
-        self.final_layer = zimage_dit.FinalLayer(config, config.features)
+        self.final_layer = FinalLayer(config, config.features)
 
     def context(self, text: Array, rope: Array) -> Array:
         """Return the refined text [1 S C] for text states [1 S 2304]; the same in every step."""

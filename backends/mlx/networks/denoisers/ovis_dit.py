@@ -16,10 +16,8 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.denoisers import flux_dit
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
-    Change,
     FeedForward,
     FeedForwardIn,
-    Pair,
     Rope,
 )
 from qwenimg.backends.mlx.networks.denoisers.flux_dit import (
@@ -74,30 +72,20 @@ class SingleBlock(SingleTransformerBlock):
         super().__init__(config)
         self.proj_out = ops.Linear(config.dim + config.hidden // 2, config.dim)
 
-    def __call__(self, img: Array, txt: Array, mod: Array, rope: Array, *control: Change) -> Pair:
-        """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first."""
-        shift, scale, gate = ops.chunks(mod, 3, None)
-        dtype, S = self.proj_mlp.dtype, txt.shape[1]
-
-        x = ops.joined(
-            ops.norm_modulate(txt, shift, scale, dtype, NORM_EPS),
-            ops.norm_modulate(img, shift, scale, dtype, NORM_EPS),
-            dtype,
-        )
-        update = self.proj_out(mx.concatenate((self.attn(x, rope), gated(self.proj_mlp(x))), axis=-1))
-        return ops.clipped(ops.gated(img, gate, update[:, S:])), ops.clipped(ops.gated(txt, gate, update[:, :S]))
+    def hidden(self, x: Array) -> Array:
+        """Return the feed-forward's gated values: [B L C] -> [B L hidden/2]."""
+        return gated(self.proj_mlp(x))
 
 
 # Model
 
 
 class OvisTransformer(FluxTransformer):
+    double_block, single_block = DoubleBlock, SingleBlock
+
     def __init__(self, config: FluxConfig, stream: mx.Dtype):
         super().__init__(config, stream)
         self.context_embedder_norm = ops.RMSNorm(config.joint_attention_dim, NORM_EPS)
-        double, single = config.num_layers, config.num_single_layers
-        self.transformer_blocks = [DoubleBlock(config) for _ in range(double)]
-        self.single_transformer_blocks = [SingleBlock(config) for _ in range(single)]
 
     def context(self, text: Array) -> Array:
         """Return the start of the text stream [B S C] for text states [B S 2048]; the same in every step."""

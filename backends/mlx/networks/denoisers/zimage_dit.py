@@ -65,7 +65,7 @@ class TimestepEmbedder(mlx.nn.Module):
 
 class Attention(RotaryAttention):
     def __init__(self, config: BlockSizes):
-        super().__init__(config.dim, config.head_dim, QK_EPS, bias=False)
+        super().__init__(config.dim, config.head_dim, QK_EPS, bias=False, kv_dim=config.kv_dim)
         self.to_out = [ops.Linear(config.dim, config.dim, bias=False)]
 
     def __call__(self, x: Array, rope: Array) -> Array:

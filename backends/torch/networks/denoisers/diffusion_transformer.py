@@ -95,12 +95,13 @@ class StreamModulation(torch.nn.Module):
 class RotaryAttention(torch.nn.Module):
     """Attention over one stream with rotated queries and keys, without a projection of its result."""
 
-    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
+    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True, kv_dim: int | None = None):
+        """kv_dim: the width of keys and values, whose heads queries share; None: that of queries."""
         super().__init__()
-        self.head_dim = head_dim
+        self.head_dim, kv_dim = head_dim, kv_dim or dim
         self.to_q = ops.Linear(dim, dim, bias=bias)
-        self.to_k = ops.Linear(dim, dim, bias=bias)
-        self.to_v = ops.Linear(dim, dim, bias=bias)
+        self.to_k = ops.Linear(dim, kv_dim, bias=bias)
+        self.to_v = ops.Linear(dim, kv_dim, bias=bias)
         self.norm_q = ops.RMSNorm(head_dim, eps)
         self.norm_k = ops.RMSNorm(head_dim, eps)
         self.attend = ops.Attend()

@@ -100,6 +100,10 @@ class SingleTransformerBlock(torch.nn.Module):
         """[T C] -> [T 3C]."""
         return self.norm.linear(ops.silu(temb))
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the feed-forward's channels, as its last layer takes them: [B L C] -> [B L hidden]."""
+        return ops.linear_gelu(self.proj_mlp, x)
+
     def forward(self, img: Tensor, txt: Tensor, mod: Tensor, rope: Tensor, *control: Change) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first; control: as in
         `TransformerBlock`."""
@@ -111,7 +115,7 @@ class SingleTransformerBlock(torch.nn.Module):
             ops.norm_modulate(img, shift, scale, dtype, NORM_EPS),
             dtype,
         )
-        update = self.proj_out(torch.cat((self.attn(x, rope), ops.linear_gelu(self.proj_mlp, x)), dim=-1))
+        update = self.proj_out(torch.cat((self.attn(x, rope), self.hidden(x)), dim=-1))
         img = changed(ops.clipped(ops.gated(img, gate, update[:, S:])), control)
         return img, ops.clipped(ops.gated(txt, gate, update[:, :S]))
 
@@ -130,6 +134,9 @@ def changed(img: Tensor, control: Iterable[Change]) -> Tensor:
 class Trunk(torch.nn.Module):
     """The embedders and blocks of the transformer and of its ControlNets."""
 
+    double_block: Any = TransformerBlock  # the classes of its blocks
+    single_block: Any = SingleTransformerBlock
+
     def __init__(self, config: FluxConfig, stream: torch.dtype):
         super().__init__()
         self.stream = stream
@@ -137,9 +144,9 @@ class Trunk(torch.nn.Module):
             self.time_text_embed = TimeTextEmbed(config)
         self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim)
         self.x_embedder = ops.Linear(config.in_channels, config.dim)
-        double, single = config.num_layers, config.num_single_layers
-        self.transformer_blocks = torch.nn.ModuleList([TransformerBlock(config) for _ in range(double)])
-        self.single_transformer_blocks = torch.nn.ModuleList([SingleTransformerBlock(config) for _ in range(single)])
+        double, single = range(config.num_layers), range(config.num_single_layers)
+        self.transformer_blocks = torch.nn.ModuleList([self.double_block(config) for _ in double])
+        self.single_transformer_blocks = torch.nn.ModuleList([self.single_block(config) for _ in single])
 
     def context(self, text: Tensor) -> Tensor:
         """Return the start of the text stream [B S C] for text states [B S 4096]; the same in every step."""

@@ -12,42 +12,14 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.denoisers import zimage_dit
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import TimestepEmbedding
+from qwenimg.backends.torch.networks.denoisers.zimage_dit import ContextBlock, FinalLayer, TransformerBlock
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers import lumina_conditioning
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, TIME_CHANNELS
 from qwenimg.common.runtime.engine import NumpyArray
-
-# Layers
-
-
-class Attention(zimage_dit.Attention):
-    """Attention whose queries share heads of keys and values."""
-
-    def __init__(self, config: LuminaConfig):
-        super().__init__(config)
-        self.to_k = ops.Linear(config.dim, config.kv_dim, bias=False)
-        self.to_v = ops.Linear(config.dim, config.kv_dim, bias=False)
-
-
-class ContextBlock(zimage_dit.ContextBlock):
-    """A block without modulation, for text alone."""
-
-    def __init__(self, config: LuminaConfig):
-        super().__init__(config)
-        self.attention = Attention(config)
-
-
-class TransformerBlock(zimage_dit.TransformerBlock):
-    """A block with modulation."""
-
-    def __init__(self, config: LuminaConfig):
-        super().__init__(config)
-        self.attention = Attention(config)
-
 
 # Model
 
@@ -66,7 +38,7 @@ class LuminaTransformer(torch.nn.Module):
         self.noise_refiner = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.n_refiner_layers)])
         self.context_refiner = torch.nn.ModuleList([ContextBlock(config) for _ in range(config.n_refiner_layers)])
         self.layers = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.n_layers)])
-        self.final_layer = zimage_dit.FinalLayer(config, config.features)
+        self.final_layer = FinalLayer(config, config.features)
 
     def context(self, text: Tensor, rope: Tensor) -> Tensor:
         """Return the refined text [1 S C] for text states [1 S 2304]; the same in every step."""

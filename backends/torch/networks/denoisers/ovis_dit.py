@@ -14,10 +14,8 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers import flux_dit
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
-    Change,
     FeedForward,
     FeedForwardIn,
-    Pair,
     Rope,
 )
 from qwenimg.backends.torch.networks.denoisers.flux_dit import (
@@ -72,30 +70,20 @@ class SingleBlock(SingleTransformerBlock):
         super().__init__(config)
         self.proj_out = ops.Linear(config.dim + config.hidden // 2, config.dim)
 
-    def forward(self, img: Tensor, txt: Tensor, mod: Tensor, rope: Tensor, *control: Change) -> Pair:
-        """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first."""
-        shift, scale, gate = ops.chunks(mod, 3, None)
-        dtype, S = self.proj_mlp.dtype, txt.shape[1]
-
-        x = ops.joined(
-            ops.norm_modulate(txt, shift, scale, dtype, NORM_EPS),
-            ops.norm_modulate(img, shift, scale, dtype, NORM_EPS),
-            dtype,
-        )
-        update = self.proj_out(torch.cat((self.attn(x, rope), gated(self.proj_mlp(x))), dim=-1))
-        return ops.clipped(ops.gated(img, gate, update[:, S:])), ops.clipped(ops.gated(txt, gate, update[:, :S]))
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the feed-forward's gated values: [B L C] -> [B L hidden/2]."""
+        return gated(self.proj_mlp(x))
 
 
 # Model
 
 
 class OvisTransformer(FluxTransformer):
+    double_block, single_block = DoubleBlock, SingleBlock
+
     def __init__(self, config: FluxConfig, stream: torch.dtype):
         super().__init__(config, stream)
         self.context_embedder_norm = ops.RMSNorm(config.joint_attention_dim, NORM_EPS)
-        double, single = config.num_layers, config.num_single_layers
-        self.transformer_blocks = torch.nn.ModuleList([DoubleBlock(config) for _ in range(double)])
-        self.single_transformer_blocks = torch.nn.ModuleList([SingleBlock(config) for _ in range(single)])
 
     def context(self, text: Tensor) -> Tensor:
         """Return the start of the text stream [B S C] for text states [B S 2048]; the same in every step."""

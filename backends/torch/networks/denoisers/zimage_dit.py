@@ -63,7 +63,7 @@ class TimestepEmbedder(torch.nn.Module):
 
 class Attention(RotaryAttention):
     def __init__(self, config: BlockSizes):
-        super().__init__(config.dim, config.head_dim, QK_EPS, bias=False)
+        super().__init__(config.dim, config.head_dim, QK_EPS, bias=False, kv_dim=config.kv_dim)
         self.to_out = torch.nn.ModuleList([ops.Linear(config.dim, config.dim, bias=False)])
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
