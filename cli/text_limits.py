@@ -9,7 +9,7 @@ import click
 
 from qwenimg.cli.options import Number
 
-MOST_TOKENS = 512
+USUAL, MOST_TOKENS = 300, 2048
 
 
 def text_limits(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -17,9 +17,8 @@ def text_limits(command: Callable[..., Any]) -> Callable[..., Any]:
     limit = click.option(
         "--limit",
         type=click.IntRange(1, MOST_TOKENS),
-        default=300,
         metavar="N",
-        help=f"The most tokens of a text; default 300, at most {MOST_TOKENS}.",
+        help=f"The most tokens of a text; default {USUAL}, at most {MOST_TOKENS}.",
     )
     deadline = click.option(
         "--deadline",

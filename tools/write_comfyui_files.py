@@ -54,7 +54,7 @@ READ = (
     (r"loras/anima-turbo-lora-v0\.2", f"{L}: Anima"),
     (r"text_encoders/qwen_3_06b_base", f"{E}: Anima"),
     (r"text_encoders/ministral-3-3b", f"{E}: ERNIE-Image"),
-    (r"text_encoders/ernie-image-prompt-enhancer", "`--rewrite-with`, beside its config.json and tokenizer"),
+    (r"text_encoders/ernie-image-prompt-enhancer", "`--rewrite-with`: ERNIE-Image's prompt enhancer"),
     (r"loras/flux1-depth-dev-lora", "`--control`: FLUX.1 dev"),
     (r"text_encoders/qwen_2\.5_vl_7b(_fp8_scaled)?", f"{E}: Qwen-Image, -Edit, -Layered, LongCat-Image"),
     (r"text_encoders/qwen3vl_8b_(bf16|fp8_scaled|int8_convrot)", f"{E}: Qwen-Image-2.1"),

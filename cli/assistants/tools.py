@@ -155,7 +155,8 @@ class Tools:
             raise UsageError(f"seed is {clean(seed, 40)}; expected a whole number")
         notes: list[str] = []
         with self._describer(call, seeing=False) as describer:
-            draft, how = rewriting.Draft(prompt), replace(rewriting.USUAL, seed=seed)
+            protocol = describer.writer.protocol
+            draft, how = rewriting.Draft(prompt, protocol=protocol), replace(protocol.how, seed=seed)
             describer.check([draft.conversation], how)
             [made] = rewriting.rewrite(
                 describer.writer, [draft], how, lambda kind, text: notes.append(text) if kind == "warning" else None
@@ -201,8 +202,11 @@ class Tools:
             if time.monotonic() > until:
                 raise UsageError(f"stopped after {self.deadline:g} s, the --deadline")
 
-        writer, before = own_writer(residents, self.pipe.checkpoint, seeing, OTHER), runtime.interrupt
-        runtime.interrupt = check
+        if seeing or self.pipe.rewriters.is_own:
+            writer = own_writer(residents, self.pipe.checkpoint, seeing, OTHER)
+        else:
+            writer = self.pipe.rewriters.writer(self.pipe.model, seeing)
+        before, runtime.interrupt = runtime.interrupt, check
         try:
             yield Describer(writer=writer)
         finally:

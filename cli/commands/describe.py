@@ -17,7 +17,7 @@ from qwenimg.cli import failures, places, streams
 from qwenimg.cli.options import FILE
 from qwenimg.cli.progress import is_told
 from qwenimg.cli.signals import Stop
-from qwenimg.cli.text_limits import text_limits
+from qwenimg.cli.text_limits import USUAL, text_limits
 from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.base.text import clean, printable, shown_path
 from qwenimg.common.families.load_options import load_options_of
@@ -69,7 +69,7 @@ def describe(
     writes: bool,
     overwrite: bool,
     language: str,
-    limit: int,
+    limit: int | None,
     deadline: float | None,
     writer: str | None,
     as_json: bool,
@@ -104,7 +104,7 @@ def describe(
     with open_describer(opening, writer, lambda: backends.load(opening.backend), report.notify) as describer:
         report.notify("stage", describer.headline)
         describer.writer.seconds = math.inf if deadline is None else deadline
-        return _run(describer, wanted, asking, limit, overwrite, report, stop)
+        return _run(describer, wanted, asking, USUAL if limit is None else limit, overwrite, report, stop)
 
 
 def _run(

@@ -21,7 +21,7 @@ from qwenimg.common.numbers.seeds import MAX_SEED
 
 if TYPE_CHECKING:
     from qwenimg.common.parts.texts.picture_texts import SeenPicture
-    from qwenimg.common.parts.texts.rewriting import Draft, Rewritten
+    from qwenimg.common.parts.texts.rewriting import Rewritten
     from qwenimg.common.runtime.engine import Engine
 
 
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     metavar="X",
     help="0 takes the likeliest words always, 2 is wild; default 0.7.",
 )
+@click.option(
+    "--size", metavar="WxH", help="The size of the picture, for a model that writes for it; default 1024x1024."
+)
 @text_limits
 @places.declared(
     "model", "backend", *places.WEIGHTS, "precision", "max_memory", "cache_prompts", "models_dir", "offline"
@@ -66,7 +69,8 @@ def rewrite(
     other: str | None,
     seed: int,
     temperature: float | None,
-    limit: int,
+    size: str | None,
+    limit: int | None,
     deadline: float | None,
     as_json: bool,
     quiet: bool,
@@ -74,20 +78,21 @@ def rewrite(
 ) -> int:
     """Print a better prompt: what PROMPT leaves open is decided, and text in quotation marks stays as it is.
 
-    It is written by the text encoder of the model (Qwen-Image's is a whole language model), or by that of --with.
+    It is written by the text encoder of the model (Qwen-Image's is a whole language model), by a model in its folder
+    that was trained for it (ERNIE-Image's has one), or by that of --with.
     `qwenimg PROMPT --rewrite` draws with it at once."""
     from dataclasses import replace
 
     from qwenimg import backends
     from qwenimg.common.hub import opened_writer
+    from qwenimg.common.numbers.sizes import parse_size
     from qwenimg.common.parts.texts import rewriting
 
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     prompts = _prompts(words, prompt_file)
     drafts = [rewriting.Draft(prompt, _pictures(images)) for prompt in prompts]
-    how = replace(rewriting.USUAL, seed=seed, limit=limit)
-    how = how if temperature is None else replace(how, temperature=temperature)
-    report = _Report(drafts, as_json=as_json, quiet=quiet)
+    drafts = drafts if size is None else [replace(draft, size=parse_size(size)) for draft in drafts]
+    report = _Report(len(drafts), as_json=as_json, quiet=quiet)
     opening = load_options_of(places.pop_opening(given))
 
     def load() -> Engine:
@@ -99,6 +104,11 @@ def rewrite(
         opened.writer.seconds = math.inf if deadline is None else deadline
         with stop.waits():
             try:
+                protocol = opened.writer.protocol
+                drafts = [replace(draft, protocol=protocol) for draft in drafts]
+                how = replace(protocol.how, seed=seed)
+                how = how if limit is None else replace(how, limit=limit)
+                how = how if temperature is None else replace(how, temperature=temperature)
                 made = rewriting.rewrite(opened.writer, drafts, how, report.notify, report.more)
             except BaseException:
                 report.stopped()
@@ -142,10 +152,10 @@ class _Report:
     """Prints texts on standard output, and the rest on standard error. One text alone is printed in a terminal while it
     is written; after a signal, what there is of each."""
 
-    def __init__(self, drafts: Sequence[Draft], *, as_json: bool, quiet: bool) -> None:
-        self.drafts, self.as_json, self.quiet = drafts, as_json, quiet
-        self._texts = dict.fromkeys(range(len(drafts)), "")
-        one, terminal = len(drafts) == 1, sys.stdout is not None and sys.stdout.isatty()
+    def __init__(self, count: int, *, as_json: bool, quiet: bool) -> None:
+        self.as_json, self.quiet = as_json, quiet
+        self._texts = dict.fromkeys(range(count), "")
+        one, terminal = count == 1, sys.stdout is not None and sys.stdout.isatty()
         self._grows, self._shown = one and terminal and not as_json, ""
 
     def notify(self, kind: str, text: str) -> None:

@@ -227,14 +227,14 @@ class DrawingProcess:
         from qwenimg.common.parts.texts.describing import Describer
 
         try:
-            return Describer(writer=self._writer(name, pipe, order.sees))
+            return Describer(writer=self._writer(name, pipe, order.sees, rewrites=order.task == "rewrite"))
         except ModelError as error:  # of a file, whose path clients do not see
             whose = "its text encoder" if self.models[name].rewrite_with is None else "the language model of --with"
             raise UsageError(f"{name}: {whose} {str(error).partition(': ')[2]}") from None
 
-    def _writer(self, name: str, pipe: Pipeline, seeing: bool) -> Writer:
-        """Return the writer by the server's language model, or by the text encoder of the open model. Raises
-        QwenimgError."""
+    def _writer(self, name: str, pipe: Pipeline, seeing: bool, *, rewrites: bool = False) -> Writer:
+        """Return the writer by the server's language model, or by the text encoder of the open model; of one that
+        `rewrites`, by the language model in the folder that was trained for it. Raises QwenimgError."""
         from qwenimg.common.parts.texts.writers import OTHER, own_writer
         from qwenimg.common.shapes import builtin
 
@@ -242,6 +242,8 @@ class DrawingProcess:
             return pipe.rewriters.writer(pipe.model, seeing)
         if pipe.checkpoint is None or pipe.model_name == builtin.NAME:
             raise builtin.writes_nothing()
+        if rewrites and not seeing and not pipe.rewriters.is_own:
+            return pipe.rewriters.writer(pipe.model, seeing)
         return own_writer(pipe.model.residents, pipe.checkpoint, seeing, OTHER)
 
     def _can_write(self, name: str, pipe: Pipeline, sees: bool) -> bool:

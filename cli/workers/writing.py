@@ -78,12 +78,11 @@ def written(describer: Describer, task: Draw, order: Writing, send: Callable[[Fr
 def _rewritten(describer: Describer, task: Draw, order: Writing) -> TextWritten:
     """Return the better prompt. No part is sent before its quoted text is checked."""
     from qwenimg.common.parts.texts.describing import conversation
-    from qwenimg.common.parts.texts.rewriting import USUAL as HOW
     from qwenimg.common.parts.texts.rewriting import Draft, rewrite
 
     writer, prompt = describer.writer, task.job.prompt
-    draft = Draft(prompt, conversation("", "", _pictures(task)).pictures)
-    how = replace(HOW, seed=random_seed() if order.seed is None else order.seed)
+    draft = Draft(prompt, conversation("", "", _pictures(task)).pictures, protocol=writer.protocol)
+    how = replace(writer.protocol.how, seed=random_seed() if order.seed is None else order.seed)
     count = len(writer.asked(draft.conversation).ids)
     describer.check([draft.conversation], how)
     try:

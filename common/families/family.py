@@ -11,6 +11,7 @@ from qwenimg.common.families.description import Description
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.load_options import LoadOptions, Prediction
 from qwenimg.common.families.part_file import FamilyFile
+from qwenimg.common.families.prompt_writer import PromptWriterFiles
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
@@ -96,6 +97,7 @@ class Family:
     described: Callable[[Path], str]  # the model in a folder and its purpose, for `info`
     refiner: RefinerFiles | None = None
     training: TrainingRow | None = None  # None: its models learn no LoRAs
+    prompt_writer: PromptWriterFiles | None = None  # a language model that was trained to rewrite its prompts
 
     @property
     def denoiser(self) -> str:

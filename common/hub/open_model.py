@@ -194,7 +194,7 @@ def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: L
         wildcards=Wildcards(load.wildcards),
         upscalers=_upscalers(folders),
         embeddings=_embeddings(model, folders),
-        rewriters=Rewriters(lambda: prompt_writer(load, open_files)),
+        rewriters=Rewriters(lambda: prompt_writer(model, load, open_files)),
         **more,
     )
 

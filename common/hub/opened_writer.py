@@ -10,7 +10,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.open_model import open_files, runtime_of
-from qwenimg.common.hub.open_writer import of_model, open_language
+from qwenimg.common.hub.open_writer import LanguageFiles, of_model, open_language
 from qwenimg.common.hub.part_files import located
 from qwenimg.common.parts.texts.writers import level, text_encoder
 from qwenimg.common.parts.texts.writing import Writer
@@ -26,6 +26,12 @@ class OpenedWriter:
     headline: str
 
 
+def _files(options: LoadOptions, name: str | None, seeing: bool) -> LanguageFiles:
+    if name is None:
+        return of_model(options, open_files, seeing=seeing)
+    return open_language(name, options, open_files)
+
+
 @contextmanager
 def opened(
     options: LoadOptions,
@@ -38,7 +44,7 @@ def opened(
     """Open the text encoder of the model that `options` name, or the language model `name`, on an engine, which is
     called once the files have passed all checks. seeing: for questions about pictures. Raises QwenimgError."""
     options = located(options)[1]
-    with closing(of_model(options, open_files) if name is None else open_language(name, options, open_files)) as files:
+    with closing(_files(options, name, seeing)) as files:
         level(text_encoder(files.checkpoint)[1], seeing)  # only for its errors, before a framework is imported
         runtime = runtime_of(files.kind, files.checkpoint, options, engine(), notify)
         if options.cache_prompts:

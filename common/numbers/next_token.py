@@ -23,7 +23,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.numbers.choices import SeededChoices
 from qwenimg.common.numbers.seeds import check_seed
 
-MOST = 512  # tokens of a text
+MOST = 2048  # tokens of a text
 HOTTEST = 2.0
 PENALTIES = (0.5, 2.0)
 

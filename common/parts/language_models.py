@@ -27,7 +27,7 @@ from qwenimg.common.prompts.language import LanguageTokenizer
 from qwenimg.common.runtime.checkpoint import Component, TokenizerFiles
 
 TITLE = "language model"
-GENERATION = "generation_config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 MAX_STOPS = 64
 
 
@@ -57,24 +57,25 @@ class LanguageModel:
         self.component.plan.close()
 
 
-def open_language_model(path: Path) -> LanguageModel:
+def open_language_model(path: Path, like: Path | None = None, vocabulary: Path | None = None) -> LanguageModel:
     """Open a folder with config.json, weights and tokenizer, a file of weights beside these, or a GGUF file. Raises
-    ModelError in one line for anything else."""
+    ModelError in one line for anything else. like, vocabulary: for a file alone, the folders of a config.json and of a
+    tokenizer."""
     file = _gguf_in(path) if is_folder(path) else path
     if file is not None and peek(file).format == "GGUF":
         return _of_gguf(file)
-    folder = path if is_folder(path) else path.parent
-    if not is_file(folder / "config.json"):
+    folder = like or (path if is_folder(path) else path.parent)
+    if not is_file(folder / CONFIG):
         raise bad(folder, "holds no config.json: give the folder of a language model, or its GGUF file")
-    data = read_json(folder / "config.json")
+    data = read_json(folder / CONFIG)
     try:
         network = decoder_kinds.network(str(data.get("model_type")))
     except ModelError as error:
-        raise bad(folder / "config.json", str(error)) from None
+        raise bad(folder / CONFIG, str(error)) from None
     config = replace(read_config(network, folder), writes=True)
-    tokenizer = language.load(_vocabulary(folder))
+    tokenizer = language.load(vocabulary or _vocabulary(folder))
     generation, stops = _generation(folder / GENERATION, config.vocab_size)
-    stops += _ids(data.get("eos_token_id"), folder / "config.json", config.vocab_size)
+    stops += _ids(data.get("eos_token_id"), folder / CONFIG, config.vocab_size)
     return _opened(network, path, config, tokenizer, generation, stops)
 
 
@@ -114,8 +115,10 @@ def _opened(
 
 
 def _vocabulary(folder: Path) -> Path:
-    """Return the folder with the tokenizer: the model's own, or that of a text encoder beside it."""
-    places = (folder, folder / "tokenizer", folder.parent / "tokenizer")
+    """Return the folder with the tokenizer: the model's own, or the one beside it, under its name or a text encoder's
+    usual one."""
+    beside = (folder.parent / f"{folder.name}_tokenizer", folder.parent / "tokenizer")
+    places = (folder, folder / "tokenizer", *beside)
     found = (place for place in places if any(is_file(place / name) for name in language.FILES))
     return next(found, folder)
 

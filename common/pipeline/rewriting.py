@@ -44,12 +44,17 @@ class Rewriters:
         if request.embeddings:
             raise UsageError("rewrite: a prompt loses the names of embeddings; leave out rewrite or embedding")
         writer = self._opened()
-        writer.check(model.residents, model.checkpoint, draft(model, request))
+        writer.check(model.residents, model.checkpoint, _draft(model, request, writer))
         return replace(request, writer=writer)
 
     def writer(self, model: DiffusionModel, seeing: bool) -> Writer:
         """Return the language model, to see pictures if `seeing`. Raises QwenimgError."""
         return self._opened().writer(model.residents, model.checkpoint, seeing)
+
+    @property
+    def is_own(self) -> bool:
+        """True if the language model is the text encoder of the model itself. Raises QwenimgError."""
+        return self._opened().own
 
     def _opened(self) -> PromptWriter:
         if self._writer is None:
@@ -62,10 +67,11 @@ class Rewriters:
             self._writer = None
 
 
-def draft(model: DiffusionModel, request: Request) -> Draft:
+def _draft(model: DiffusionModel, request: Request, writer: PromptWriter) -> Draft:
     """Return the prompt of a request, with its pictures for a model that edits them."""
     edits = model.inputs.references is not None
-    return Draft(request.prompt, tuple(map(seen, request.images)) if edits else (), request.loras)
+    pictures = tuple(map(seen, request.images)) if edits else ()
+    return writer.draft(request.prompt, pictures, request.loras, (request.width, request.height))
 
 
 def seen(image: Uint8) -> SeenPicture:
@@ -81,7 +87,7 @@ def planned(model: DiffusionModel, request: Request) -> tuple[Request, list[Stag
     writer, seed = request.writer, request.rewrite
     if writer is None or seed is None:
         return request, []
-    asked = draft(model, request)
+    asked = _draft(model, request, writer)
     known = writer.known(asked, seed)
     if known is not None:
         return _with(model, request, known), []
@@ -97,7 +103,7 @@ def rewritten(model: DiffusionModel, requests: Sequence[Request]) -> list[Reques
         places = [index for index, writer, other in asked if writer is not None and other == seed]
         writer = requests[places[0]].writer
         assert writer is not None
-        drafts = [draft(model, requests[index]) for index in places]
+        drafts = [_draft(model, requests[index], writer) for index in places]
         texts = writer.rewritten(model.residents, model.checkpoint, drafts, seed)
         for index, text in zip(places, texts, strict=True):
             made[index] = _with(model, requests[index], text)

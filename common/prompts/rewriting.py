@@ -1,17 +1,22 @@
-"""Prompts made better by a language model: the instructions, which are our own, and the check of what it wrote.
+"""Prompts made better by a language model: what it is asked, and the check of what it wrote.
 
-There is one instruction for each task and language, of at most 400 tokens. A change of any is a new VERSION.
+Our own instructions are for any model that chats: one for each task and language, of at most 400 tokens. A change of
+any is a new VERSION. A model that was trained to rewrite prompts is asked as in its training: by another `Protocol`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from qwenimg.common.numbers.next_token import Decoding
 
 Task: TypeAlias = Literal["draw", "edit"]
 Language: TypeAlias = Literal["en", "zh"]
 
-VERSION = 1  # of the instructions
+VERSION = "1"  # of the instructions
 
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _QUOTED = re.compile('"([^"]+)"|“([^”]+)”|‘([^’]+)’|「([^」]+)」|『([^』]+)』|«([^»]+)»')
@@ -70,6 +75,35 @@ INSTRUCTIONS: dict[tuple[Task, Language], str] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """The way in which a language model is asked, its answer chosen and checked."""
+
+    name: str  # in recipes
+    system: Callable[[Task, Language], str]  # the instruction
+    user: Callable[[str, int, int], str]  # of a prompt, and the width and height of the picture in pixels
+    takes_size: bool
+    how: Decoding
+    keeps_marks: bool  # True: quoted text has quotation marks in the answer, False: it is there
+
+    def lost(self, prompt: str, written: str) -> list[str]:
+        """Return the texts in quotation marks of `prompt` that `written` did not keep, byte for byte."""
+        there = set(quoted(written))
+        texts = dict.fromkeys(quoted(prompt))
+        return [text for text in texts if text not in (there if self.keeps_marks else written)]
+
+
+OURS = Protocol(
+    name=VERSION,
+    system=lambda task, language: INSTRUCTIONS[task, language],
+    user=lambda prompt, width, height: prompt,
+    takes_size=False,
+    how=Decoding(temperature=0.7, top_k=20, top_p=0.8, penalty=1.05),
+    keeps_marks=True,
+)
+"""That of any model that chats."""
+
+
 def language_of(prompt: str) -> Language:
     """Return `zh` for a prompt with any Chinese character, else `en`."""
     return "zh" if _CHINESE.search(prompt) else "en"
@@ -78,9 +112,3 @@ def language_of(prompt: str) -> Language:
 def quoted(text: str) -> list[str]:
     """Return the texts in quotation marks of any kind, in their order."""
     return [next(inner for inner in match.groups() if inner) for match in _QUOTED.finditer(text)]
-
-
-def lost(prompt: str, written: str) -> list[str]:
-    """Return the texts in quotation marks of `prompt` that are not in quotation marks in `written`, byte for byte."""
-    there = set(quoted(written))
-    return [text for text in dict.fromkeys(quoted(prompt)) if text not in there]

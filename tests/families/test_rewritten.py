@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,8 @@ PICTURE = np.random.default_rng(3).integers(0, 256, (70, 96, 3), np.uint8)
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    monkeypatch.setattr(rewriting, "USUAL", replace(rewriting.USUAL, limit=LIMIT))
+    how = rewriting.PromptWriter.how
+    monkeypatch.setattr(rewriting.PromptWriter, "how", lambda self, seed: replace(how(self, seed), limit=LIMIT))
 
 
 def opened(folder: Path, backend: str = "cpu", **more: Any) -> Pipeline:
@@ -278,7 +278,8 @@ def test_rewrite_prints_texts(tiny_folder: Path, tmp_path: Path) -> None:
         (("a cat", "--temperature", "2.5"), 2, "2.5"),
         (("a cat", "--temperature", "nan"), 2, "nan"),
         (("a cat", "--limit", "0"), 2, "0"),
-        (("a cat", "--limit", "513"), 2, "513"),
+        (("a cat", "--limit", "2049"), 2, "2049"),
+        (("a cat", "--size", "64x"), 2, "64x"),
         (("a cat", "-s", "-1"), 2, "-1"),
         ((" ",), 2, "the prompt is empty"),
         (("x" * 1_000_001,), 2, "the limit is 100000"),

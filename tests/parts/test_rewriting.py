@@ -12,9 +12,11 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers.next_token import Decoding
 from qwenimg.common.numbers.seeds import MAX_SEED
 from qwenimg.common.parts.texts.picture_texts import SeenPicture
-from qwenimg.common.parts.texts.rewriting import USUAL, Draft, Rewritten, rewrite
+from qwenimg.common.parts.texts.rewriting import Draft, Rewritten, rewrite
 from qwenimg.common.parts.texts.writing import Conversation, Written
-from qwenimg.common.prompts.rewriting import INSTRUCTIONS
+from qwenimg.common.prompts.rewriting import INSTRUCTIONS, OURS
+
+USUAL = OURS.how
 
 
 class Scripted:

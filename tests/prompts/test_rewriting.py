@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from qwenimg.common.prompts.rewriting import INSTRUCTIONS, language_of, lost, quoted
+from qwenimg.common.families.ernie.enhancer import PROTOCOL
+from qwenimg.common.prompts.rewriting import INSTRUCTIONS, OURS, language_of, quoted
 
 TOKENS = 400
 BYTES_A_TOKEN = 3.5  # at least: 4.2 to 4.4 were counted in all four with Qwen's vocabulary, which is not here
@@ -58,4 +61,10 @@ def test_quoted(text: str, inner: list[str]) -> None:
     ],
 )
 def test_lost(prompt: str, written: str, missing: list[str]) -> None:
-    assert lost(prompt, written) == missing
+    assert OURS.lost(prompt, written) == missing
+
+
+def test_one_trained_for_it_may_choose_its_own_quotation_marks() -> None:
+    assert PROTOCOL.lost('a sign "OPEN"', "写着'OPEN'的招牌") == [] and PROTOCOL.lost('a "B"', "a b") == ["B"]
+    asked = json.loads(PROTOCOL.user('a "B"\n猫', 640, 480))
+    assert asked == {"prompt": 'a "B"\n猫', "width": 640, "height": 480} and "猫" in PROTOCOL.user("猫", 64, 64)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.ernie.checkpoint import FITS, LAYOUTS, NETWORKS, OPENING
+from qwenimg.common.families.ernie.enhancer import ENHANCER
 from qwenimg.common.families.ernie.known import IMAGE, TURBO, of_name
 from qwenimg.common.families.ernie.model import Ernie
 from qwenimg.common.families.family import Family
@@ -86,5 +87,6 @@ FAMILY = Family(
     tiny_vae=lambda checkpoint: "taef2",
     described=lambda folder: f"{of_name(display_name(folder)).title}, text to image",
     small_files=lambda checkpoint: known_configs.small_files(_like(checkpoint).name),
+    prompt_writer=ENHANCER,
     training=TrainingRow(layers=re.compile(_LAYER + r"(?:self_attention|mlp)\..+")),
 )

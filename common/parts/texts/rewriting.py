@@ -14,22 +14,25 @@ from qwenimg.common.parts.texts.picture_texts import SeenPicture
 from qwenimg.common.parts.texts.writing import Conversation, Show, Writer, Written
 from qwenimg.common.prompts import rewriting
 from qwenimg.common.prompts.check import check_not_blank, check_prompt
-from qwenimg.common.prompts.rewriting import INSTRUCTIONS, Language, Task
+from qwenimg.common.prompts.rewriting import OURS, Language, Protocol, Task
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
 KEPT = 1000  # rewritten prompts
-USUAL = Decoding(temperature=0.7, top_k=20, top_p=0.8, penalty=1.05)
+SIDE = 1024  # pixels of a picture whose size is not known
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A prompt to rewrite, with the pictures that it edits, and the LoRAs of the language model."""
+    """A prompt to rewrite, with the pictures that it edits, and the LoRAs of the language model. size: width and height
+    of the picture in pixels, for a protocol that takes them."""
 
     prompt: str
     pictures: tuple[SeenPicture, ...] = ()
     loras: Hashable = ()
+    protocol: Protocol = OURS
+    size: tuple[int, int] = (SIDE, SIDE)
 
     @property
     def task(self) -> Task:
@@ -41,7 +44,8 @@ class Draft:
 
     @property
     def conversation(self) -> Conversation:
-        return Conversation(system=INSTRUCTIONS[self.task, self.language], user=self.prompt, pictures=self.pictures)
+        system = self.protocol.system(self.task, self.language)
+        return Conversation(system=system, user=self.protocol.user(self.prompt, *self.size), pictures=self.pictures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,7 @@ class Rewritten:
         """Return how it was written, as short texts for a recipe."""
         how = self.how
         return {
-            "instruction": str(rewriting.VERSION),
+            "instruction": self.draft.protocol.name,
             "task": self.draft.task,
             "language": self.draft.language,
             "temperature": f"{how.temperature:g}",
@@ -93,7 +97,7 @@ def rewrite(
     made = [_rewritten(draft, text, how) for draft, text in zip(drafts, first, strict=True)]
     again = [index for index, one in enumerate(made) if one.fault]
     if again:
-        another = replace(how, seed=(how.seed + 1) & MAX_SEED, temperature=how.temperature or USUAL.temperature)
+        another = replace(how, seed=(how.seed + 1) & MAX_SEED, temperature=how.temperature or OURS.how.temperature)
         notify("stage", f"{made[again[0]].fault}: writing once more")
         texts = writer.write([drafts[index].conversation for index in again], another, keeps=True)
         for index, text in zip(again, texts, strict=True):
@@ -109,16 +113,16 @@ def rewrite(
 
 
 def _rewritten(draft: Draft, text: Written, how: Decoding) -> Rewritten:
-    fault = _fault(draft.prompt, text.text)
+    fault = _fault(draft, text.text)
     prompt = draft.prompt if fault else text.text
     return Rewritten(draft=draft, prompt=prompt, tokens=text.tokens, cut=text.cut, how=how, fault=fault)
 
 
-def _fault(prompt: str, text: str) -> str:
-    """Return why `text` is no better prompt; "" if it is one."""
+def _fault(draft: Draft, text: str) -> str:
+    """Return why `text` is no better prompt than the draft's; "" if it is one."""
     if not text:
         return "the model wrote nothing"
-    if lost := rewriting.lost(prompt, text):
+    if lost := draft.protocol.lost(draft.prompt, text):
         return f'the model did not keep the quoted text "{clean(lost[0], 40)}"'
     try:
         check_prompt(text)
@@ -136,19 +140,30 @@ class PromptWriter:
         writes: Callable[[Residents, Checkpoint, bool], Writer],
         *,
         own: bool,
+        protocol: Protocol = OURS,
         fingerprint: str = "",
         close: Callable[[], None] = lambda: None,
     ):
         """Set the parts. name: of the language model. writes: returns its writer, for the networks in memory and the
         files of the model that draws, and whether it is to see pictures. own: it is that model's text encoder, which
-        encodes what it has written. fingerprint: of its files, if they are not that model's. close: closes them."""
-        self.name, self.own, self.close, self._writes = name, own, close, writes
+        encodes what it has written. protocol: how it is asked. fingerprint: of its files, if they are not that model's.
+        close: closes them."""
+        self.name, self.own, self.protocol, self.close, self._writes = name, own, protocol, close, writes
         self._by = (("with", name), ("fingerprint", fingerprint)) if fingerprint else ()
         self._kept: dict[tuple[Draft, int], Rewritten] = {}
 
     def writer(self, residents: Residents, checkpoint: Checkpoint, seeing: bool) -> Writer:
         """Return the writer, to see pictures if `seeing`. Raises QwenimgError."""
         return self._writes(residents, checkpoint, seeing)
+
+    def draft(self, prompt: str, pictures: tuple[SeenPicture, ...], loras: Hashable, size: tuple[int, int]) -> Draft:
+        """Return a prompt as it is rewritten, for a picture of a `size`."""
+        size = size if self.protocol.takes_size else (SIDE, SIDE)
+        return Draft(prompt, pictures, loras, self.protocol, size)
+
+    def how(self, seed: int) -> Decoding:
+        """Return how the text of a seed is chosen."""
+        return replace(self.protocol.how, seed=seed)
 
     def known(self, draft: Draft, seed: int) -> Rewritten | None:
         """Return what `draft` was rewritten to."""
@@ -162,7 +177,7 @@ class PromptWriter:
     def stage(self, residents: Residents, checkpoint: Checkpoint, draft: Draft, seed: int) -> Stage:
         """Return the stage in which `draft` is rewritten."""
         writer = self.writer(residents, checkpoint, bool(draft.pictures))
-        return writer.stage([draft.conversation], replace(USUAL, seed=seed), keeps=self.own)
+        return writer.stage([draft.conversation], self.how(seed), keeps=self.own)
 
     def rewritten(
         self, residents: Residents, checkpoint: Checkpoint, drafts: Sequence[Draft], seed: int
@@ -175,7 +190,7 @@ class PromptWriter:
             texts = rewrite(
                 self.writer(residents, checkpoint, any(one.pictures for one in new)),
                 new,
-                replace(USUAL, seed=seed),
+                self.how(seed),
                 notify,
                 keeps=self.own,
             )

@@ -15,6 +15,7 @@ from qwenimg.common.pictures.patches import QWEN2_VL, QWEN3_VL
 from qwenimg.common.prompts.chat import CHATML, QWEN3, QWEN_VL, Chat
 from qwenimg.common.prompts.chats import find_chat
 from qwenimg.common.prompts.language import LanguageTokenizer
+from qwenimg.common.prompts.rewriting import OURS, Protocol
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.runtime.residents import Residents
 
@@ -42,15 +43,17 @@ def other_writer(
     stops: Sequence[int],
     seeing: bool = False,
     resident: str = OTHER,
+    protocol: Protocol = OURS,
 ) -> Writer:
     """Return the writer by a language model. chat: the text around what is asked without pictures; stops: the tokens
-    that end a text, (): those of `chat`. Raises ModelError if it cannot write, or see."""
+    that end a text, (): those of `chat`; protocol: how it is asked to rewrite a prompt. Raises ModelError if it cannot
+    write, or see."""
     whole = level(part, seeing)
     form = None
     if isinstance(whole.config, TowerConfig):
         chat, form = QWEN_VL, QWEN3_VL if isinstance(whole.config, Qwen3VLConfig) else QWEN2_VL
     ends = [token for token in stops if 0 <= token < whole.config.vocab_size]
-    return Writer(residents, whole, tokenizer, chat, form, ends, resident)
+    return Writer(residents, whole, tokenizer, chat, form, ends, resident, protocol)
 
 
 def text_encoder(checkpoint: Checkpoint) -> tuple[str, Component]:

@@ -26,6 +26,7 @@ from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.prompts import written_text
 from qwenimg.common.prompts.chat import LONGEST, Chat, ChatTokenizer, Turn
 from qwenimg.common.prompts.check import check_text
+from qwenimg.common.prompts.rewriting import OURS, Protocol
 from qwenimg.common.runtime import text_store
 from qwenimg.common.runtime.checkpoint import Component, TokenizerFiles
 from qwenimg.common.runtime.engine import Array, WritingEncoder
@@ -88,12 +89,13 @@ class Writer:
         form: PictureForm | None = None,
         stops: Sequence[int] = (),
         resident: str = RESIDENT,
+        protocol: Protocol = OURS,
     ):
         """Set the parts. chat: the text around a conversation. form: in which pictures are seen, None for a model that
         sees none. stops: the tokens that end a text, if the files name some. resident: the name of the component in
-        memory."""
+        memory. protocol: how it is asked to rewrite a prompt."""
         self.residents, self.runtime, self.component = residents, residents.runtime, component
-        self.chat, self.form, self.resident = chat, form, resident
+        self.chat, self.form, self.resident, self.protocol = chat, form, resident, protocol
         self._tokenizer, self._stops = tokenizer, stops
         self.seconds = math.inf  # after which a text is ended
 
