@@ -126,6 +126,10 @@ RUNS = (
     Run("ernie", "mlx", "--size 128x128 --precision fp32"),
     Run("krea2", "cpu", "--size 256x256 --precision fp32"),
     Run("krea2", "mlx", "--size 128x128 --precision fp32"),
+    Run("lumina", "cpu", "--size 256x256 --precision fp32"),
+    Run("lumina", "mlx", "--size 128x128 --precision fp32"),
+    Run("ovis", "cpu", "--size 256x256 --precision fp32"),
+    Run("ovis", "mlx", "--size 128x128 --precision fp32"),
     Run("qwen21", "cpu", "--size 512x512 --precision fp32 --guidance 4"),
     Run("qwen21", "cpu", "--size 512x512 --precision fp32 -i seen.png"),
     Run("qwen21", "cpu", "--size 512x384 --precision bf16 -i seen.png"),
@@ -208,6 +212,7 @@ CALLED_IN_STEPS = ("sd15-controlnet", "sdxl-union", "z-image-control")
 # Models without a stage of their modulation
 MODULATED_IN_STEPS = (
     "z-image", "z-image-control", "flux2", "flux2-dev", "flux2-kv", "flux3", "ernie", "krea2", "qwen21", "anima",
+    "lumina",
 )  # fmt: skip
 
 

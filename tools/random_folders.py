@@ -35,6 +35,8 @@ from qwenimg.common.networks.denoisers import (
     flux_dit,
     krea2_dit,
     longcat_dit,
+    lumina_dit,
+    ovis_dit,
     qwen21_dit,
     qwen_controlnet,
     qwen_dit,
@@ -56,7 +58,7 @@ from qwenimg.common.networks.encoders import (
     siglip_vision,
     t5,
 )
-from qwenimg.common.networks.encoders.decoder import DecoderConfig
+from qwenimg.common.networks.encoders.decoder import GELU, DecoderConfig
 from qwenimg.common.networks.encoders.qwen import QWEN2_5_VL, QWEN3, QWEN3_VL, Qwen3Config, Qwen3VLConfig, QwenVLConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, kl_vae, qwen21_vae, qwen_vae
@@ -140,6 +142,12 @@ def write_trained_clip(folder: Path) -> None:
 
 def write_mistral_tokenizer(folder: Path) -> None:
     from support.tiny_flux2_dev import tiny_tokenizer
+
+    tiny_tokenizer().save_pretrained(folder)
+
+
+def write_gemma_tokenizer(folder: Path) -> None:
+    from support.tiny_lumina import tiny_tokenizer
 
     tiny_tokenizer().save_pretrained(folder)
 
@@ -272,6 +280,17 @@ QWEN21_TEXT = qwen3_vl_vision.Qwen3VLVisionConfig(
     vocab_size=32000, vision_depth=6, vision_width=576, vision_inner=2152, vision_heads=8, deep_layers=(1, 3, 5),
 )  # fmt: skip
 
+LUMINA = lumina_dit.LuminaConfig(
+    dim=1152, n_layers=8, n_heads=12, n_kv_heads=4, cap_feat_dim=768, ffn_dim_multiplier=0.6
+)
+GEMMA = DecoderConfig(
+    hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=4,
+    head_dim=96, vocab_size=32000, rms_norm_eps=1e-6, tie_word_embeddings=True, hidden_act=GELU, post_norms=True,
+    centred_norms=True, query_scale=96**-0.5, embedding_scale=768**0.5, attn_logit_softcapping=50.0,
+    sliding_window=4096, sliding_layers=(0, 2, 4, 6, 8, 10),
+)  # fmt: skip
+OVIS = ovis_dit.OvisConfig(num_layers=2, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024)
+OVIS_TEXT = replace(ZIMAGE_TEXT, tie_word_embeddings=True)
 ANIMA_TEXT = Qwen3Config(
     hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
     vocab_size=32000,
@@ -406,6 +425,23 @@ KINDS = {
             "transformer": (krea2_dit.NETWORK, KREA2),
             "text_encoder": (QWEN3_VL, KREA2_TEXT),
             "vae": (qwen_vae.NETWORK, qwen_vae.QwenVAEConfig(base_dim=48)),
+        },
+    ),
+    "lumina": Kind(
+        model="lumina",
+        parts={
+            "transformer": (lumina_dit.NETWORK, LUMINA),
+            "text_encoder": (language_names.GEMMA_2.network, GEMMA),
+            "vae": (kl_vae.NETWORK, FLUX_VAE),
+        },
+        tokenizers={"tokenizer": write_gemma_tokenizer},
+    ),
+    "ovis": Kind(
+        model="ovis-image",
+        parts={
+            "transformer": (ovis_dit.NETWORK, OVIS),
+            "text_encoder": (QWEN3, OVIS_TEXT),
+            "vae": (kl_vae.NETWORK, FLUX_VAE),
         },
     ),
     "z-image": Kind(
