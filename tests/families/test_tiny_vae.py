@@ -49,6 +49,15 @@ NAMES = {
     "z-image": "taef1",
     "flux2-klein": "taef2",
     "qwen": "taew2_1",
+    "flux2-dev": "taef2",
+    "flux3-klein": "taef2",
+    "ernie": "taef2",
+    "longcat": "taef1",
+    "chroma": "taef1",
+    "lumina": "taef1",
+    "ovis": "taef1",
+    "anima": "taew2_1",
+    "krea2": "taew2_1",
 }
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 4, "seed": 7}
 LEVEL = 1  # of 255: both round a value that lies between two levels

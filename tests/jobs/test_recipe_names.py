@@ -98,7 +98,18 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     assert "a/b" not in "".join(png_text(told).values())
 
 
-@pytest.mark.parametrize(("name", "said"), [("flux-dev", "FLUX.1 dev Non-Commercial"), ("qwen-image", None)])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("flux-dev", "FLUX.1 dev Non-Commercial"),
+        ("flux2-dev", "FLUX Non-Commercial"),
+        ("anima", "CircleStone Labs Non-Commercial"),
+        ("krea-2-turbo", "Krea 2 Community (revenue limit)"),
+        ("lumina-image-2", "Apache-2.0, text encoder Gemma"),
+        ("ernie-image", None),
+        ("qwen-image", None),
+    ],
+)
 def test_a_license_with_terms_is_in_the_recipe(name: str, said: str | None, cache: Path) -> None:
     model: Any = SimpleNamespace(
         checkpoint=SimpleNamespace(components={}),

@@ -23,7 +23,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from numpy.lib.stride_tricks import as_strided
 
 from paper.kernels import Case, Kernel, Kind, Span
-from paper.patches import inputs
+from paper.patches import inputs, latents
 from qwenimg.backends.mlx import compile
 from qwenimg.backends.mlx.networks.vaes.vae import WIDE
 from qwenimg.backends.mlx.ops import DTYPES
@@ -97,8 +97,8 @@ def _patches(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[
     grid = case.height // PATCH, case.width // PATCH
     states, images, features = inputs(config, grid)
     condition = nodes.all_given(component.condition(mx.zeros((1, case.text, states)), images))
-    latents = mx.zeros((1, grid[0] * grid[1], config.in_channels))
-    return lambda: component.predict(latents, features, condition)
+    x = mx.zeros(latents(config, grid))
+    return lambda: component.predict(x, features, condition)
 
 
 def _sd3(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
@@ -144,6 +144,9 @@ CALLS: dict[str, Callable[[Any, Any, Case, Nodes], Callable[[], Array]]] = {
     "flux3_dit": _patches,
     "ernie_dit": _patches,
     "krea2_dit": _patches,
+    "anima_dit": _patches,
+    "lumina_dit": _patches,
+    "ovis_dit": _flux,
     "sd3_dit": _sd3,
     "unet": _unet,
     "qwen_vae": _decoder,

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.networks.denoisers.anima_dit import AnimaConfig
 from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
+from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 
 Grid = tuple[int, int]
 Inputs = tuple[int, Any, NDArray[np.float64]]
@@ -28,9 +30,19 @@ INPUTS: dict[type, Callable[[Any, Grid], Inputs]] = {
         ([grid], []),
         np.zeros((2 + config.flow_map, config.timestep_channels)),
     ),
+    AnimaConfig: lambda config, grid: (config.text_embed_dim, grid, np.zeros((1, config.dim))),
+    LuminaConfig: lambda config, grid: (config.cap_feat_dim, grid, np.zeros((1, 256))),
     ErnieConfig: lambda config, grid: (config.text_in_dim, grid, np.zeros((1, config.dim))),
     Krea2Config: lambda config, grid: (config.states, grid, np.zeros((1, config.timestep_embed_dim))),
 }
+
+
+def latents(config: Any, grid: Grid) -> tuple[int, ...]:
+    """Return the shape of a network's latents: packed, but for Lumina-Image."""
+    rows, columns = grid
+    if isinstance(config, LuminaConfig):
+        return 1, config.in_channels, 2 * rows, 2 * columns
+    return 1, rows * columns, 4 * config.in_channels if isinstance(config, AnimaConfig) else config.in_channels
 
 
 def inputs(config: Any, grid: Grid) -> Inputs:

@@ -15,6 +15,7 @@ from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, OpenModel
 from qwenimg.common.networks.denoisers import (
+    anima_dit,
     chroma_dit,
     ernie_dit,
     flux2_dit,
@@ -23,6 +24,8 @@ from qwenimg.common.networks.denoisers import (
     flux_dit,
     krea2_dit,
     longcat_dit,
+    lumina_dit,
+    ovis_dit,
     qwen_dit,
     sd3_dit,
     zimage_dit,
@@ -43,6 +46,9 @@ TEXTS: dict[str, Callable[[Any], int]] = {
     chroma_dit.NETWORK.name: lambda config: QWEN_TEXT,
     ernie_dit.NETWORK.name: lambda config: QWEN_TEXT,
     krea2_dit.NETWORK.name: lambda config: QWEN_TEXT,
+    lumina_dit.NETWORK.name: lambda config: QWEN_TEXT,
+    anima_dit.NETWORK.name: lambda config: 512,  # padded, as the next one
+    ovis_dit.NETWORK.name: lambda config: 256,
     sd3_dit.NETWORK.name: lambda config: CLIP_TEXT + 256,  # both CLIPs side by side, then T5
 }
 Network = tuple[str, Any]  # a module of `networks`, and its configuration

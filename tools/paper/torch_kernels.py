@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paper.kernels import Case, Kernel, Kind, Span
-from paper.patches import inputs
+from paper.patches import inputs, latents
 from qwenimg.backends.torch import compile
 from qwenimg.backends.torch.networks.vaes.vae import WIDE
 from qwenimg.backends.torch.ops import DTYPES
@@ -105,8 +105,8 @@ def _patches(component: Any, config: Any, case: Case) -> Forward:
     grid = case.height // PATCH, case.width // PATCH
     states, images, features = inputs(config, grid)
     condition = component.condition(torch.empty(1, case.text, states, device=component.device), images)
-    latents = torch.empty(1, grid[0] * grid[1], config.in_channels, device=component.device)
-    return lambda: component.predict(latents, features, condition)
+    x = torch.empty(latents(config, grid), device=component.device)
+    return lambda: component.predict(x, features, condition)
 
 
 def _sd3(component: Any, config: Any, case: Case) -> Forward:
@@ -145,6 +145,9 @@ CALLS: dict[str, Callable[[Any, Any, Case], Forward]] = {
     "flux3_dit": _patches,
     "ernie_dit": _patches,
     "krea2_dit": _patches,
+    "anima_dit": _patches,
+    "lumina_dit": _patches,
+    "ovis_dit": _flux,
     "sd3_dit": _sd3,
     "unet": _unet,
     "qwen_vae": _decoder,
