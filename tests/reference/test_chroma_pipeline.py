@@ -11,6 +11,8 @@ from PIL import Image
 from support import oracle_chroma, peer
 
 import qwenimg
+from qwenimg.common.parts import known_configs
+from qwenimg.common.sampling.flow_match import flow_schedule
 
 BACKENDS = ("cpu", "mlx")
 LATENTS = 1e-5  # relative L2 of the final latents
@@ -64,3 +66,12 @@ def test_a_cut_prompt_is_told(tiny_chroma: Path) -> None:
     [line] = pipe.model.warnings(pipe.check(LONG))
     assert line.startswith("the prompt is cut: the model sees its first 511 tokens")
     assert (pipe.defaults.steps, pipe.defaults.guidance, pipe.defaults.negative_prompt) == (40, 3.0, "")
+
+
+@pytest.mark.parametrize(("side", "levels"), [
+    (1024, (1, 0.904531, 0.759511, 0.512844, 0)), (512, (1, 0.849235, 0.652489, 0.384945, 0)),
+])  # fmt: skip
+def test_golden_levels(side: int, levels: tuple[float, ...]) -> None:
+    """Those of diffusers' schedule: the shift goes with the size."""
+    sigmas = flow_schedule(known_configs.scheduler("chroma1-hd"), 4, (side // 16) ** 2)
+    assert np.abs(np.subtract(sigmas, levels)).max() <= 1e-6
