@@ -316,6 +316,14 @@ def tiny_ovis(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_pixart(shared_folder: Path) -> dict[str, Path]:
+    """Tiny PixArt folders, of Sigma, alpha and LCM, written by diffusers; see `tiny_pixart`."""
+    from support.tiny_pixart import KINDS, write_tiny_pixart
+
+    return {name: written(shared_folder / f"tiny-{name}", write_tiny_pixart, name) for name in KINDS}
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
@@ -332,6 +340,7 @@ def tiny(
     tiny_anima: Path,
     tiny_lumina: Path,
     tiny_ovis: Path,
+    tiny_pixart: dict[str, Path],
     tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
 ) -> dict[str, Path]:
@@ -354,6 +363,7 @@ def tiny(
         | tiny_longcat
         | tiny_ernie
         | tiny_krea2
+        | tiny_pixart
         | folders
     )
 

@@ -60,6 +60,8 @@ from qwenimg.common.networks.denoisers import (
     lumina_conditioning,
     lumina_dit,
     ovis_dit,
+    pixart_conditioning,
+    pixart_dit,
     qwen21_conditioning,
     qwen21_dit,
     qwen_conditioning,
@@ -78,6 +80,7 @@ from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
+from qwenimg.common.networks.denoisers.pixart_dit import PixArtConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
@@ -129,7 +132,7 @@ class Case(Part):
     @property
     def channels(self) -> int:
         """Of the latents."""
-        return self.config.in_channels if self.patch == 1 else 16
+        return self.config.in_channels if self.patch == 1 or self.family == "pixart" else 16
 
     @property
     def parts(self) -> list[Part]:
@@ -247,6 +250,20 @@ def _lumina_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
 def _lumina_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
     features, x = lumina_conditioning.time_row(1000 * SIGMA), engine.array(latents)
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
+
+
+# PixArt
+
+
+def _pixart_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    time = _time(1000 * SIGMA, text)
+    return lambda: model(latents, text, time, return_dict=False)[0][0, : model.config.in_channels]
+
+
+def _pixart_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
+    features, x = pixart_conditioning.time_row(1000 * SIGMA), engine.array(latents)
     return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
 
 
@@ -564,6 +581,12 @@ def cases(layers: int = 2) -> dict[str, Case]:
             embedding="time_caption_embed.time_proj", text=2304,
             theirs=_lumina_theirs, ours=_lumina_ours,
         ),
+        "pixart": Case(
+            family="pixart", network=pixart_dit.NETWORK,
+            config=PixArtConfig(num_layers=2, use_additional_conditions=False),
+            oracle="PixArtTransformer2DModel", embedding="adaln_single.emb.time_proj", text=4096,
+            theirs=_pixart_theirs, ours=_pixart_ours,
+        ),
         "longcat": Case(
             family="longcat", network=longcat_dit.NETWORK, config=LongCatConfig(num_layers=1, num_single_layers=1),
             oracle="LongCatImageTransformer2DModel", embedding="time_embed.time_proj", text=3584,
@@ -660,6 +683,16 @@ def oracle(case: Case, part: Part, file: Path, dtype: torch.dtype, device: str) 
         axes = [*case.config.axes_dims], [*case.config.axes_lens]
         model.rope_embedder = Lumina2RotaryPosEmbed(10000, *axes)  # not on meta
         model.time_caption_embed.time_proj = ExactTimes(256)
+    elif case.family == "pixart":
+        from diffusers.models.embeddings import PatchEmbed
+
+        side, patch, proj = case.config.sample_size, case.config.patch_size, model.pos_embed.proj
+        scale = case.config.scale
+        model.pos_embed = PatchEmbed(  # not on meta
+            side, side, patch, case.config.in_channels, case.config.dim, interpolation_scale=scale
+        )
+        model.pos_embed.proj = proj
+        model.adaln_single.emb.time_proj = ExactTimes()
     elif case.family == "anima":
         model.time_embed.time_proj = ExactTimes(case.config.dim)
     elif case.family == "ernie":

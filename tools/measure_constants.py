@@ -44,6 +44,7 @@ from support.tiny_longcat import write_tiny_longcat
 from support.tiny_lumina import write_tiny_lumina
 from support.tiny_model import write_tiny_model
 from support.tiny_ovis import write_tiny_ovis
+from support.tiny_pixart import write_tiny_pixart
 from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
 from support.tiny_sd import write_tiny_sd
 from support.tiny_sd3 import write_tiny_sd3
@@ -100,6 +101,7 @@ WRITERS = {
     "anima": write_tiny_anima,
     "lumina": write_tiny_lumina,
     "ovis": write_tiny_ovis,
+    "pixart": partial(write_tiny_pixart, kind="pixart-alpha"),
     "longcat": partial(write_tiny_longcat, kind="text"),
     "longcat-edit": partial(write_tiny_longcat, kind="edit"),
     "z-image": write_tiny_zimage,

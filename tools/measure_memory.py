@@ -153,6 +153,8 @@ RUNS = (
     Run("anima", "cpu", "--size 512x512 --precision fp32"),
     Run("anima", "cpu", "--size 512x384 --precision bf16"),
     Run("anima", "mlx", "--size 128x128 --precision fp32"),
+    Run("pixart", "cpu", "--size 512x512 --precision fp32"),
+    Run("pixart", "mlx", "--size 256x256 --precision fp32"),
     # under a control network
     Run("sd15-controlnet", "cpu", "--size 512x512 --precision fp32"),
     Run("sd15-controlnet", "mlx", "--size 256x256 --precision fp32"),
@@ -213,6 +215,7 @@ CALLED_IN_STEPS = ("sd15-controlnet", "sdxl-union", "z-image-control")
 MODULATED_IN_STEPS = (
     "z-image", "z-image-control", "flux2", "flux2-dev", "flux2-kv", "flux3", "ernie", "krea2", "qwen21", "anima",
     "lumina",
+    "pixart",
 )  # fmt: skip
 
 

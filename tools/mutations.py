@@ -35,6 +35,7 @@ from support.tiny_longcat import write_tiny_longcat
 from support.tiny_lumina import write_tiny_lumina
 from support.tiny_model import write_tiny_model
 from support.tiny_ovis import write_tiny_ovis
+from support.tiny_pixart import write_tiny_pixart
 from support.tiny_qwen21 import write_tiny_qwen21
 from support.tiny_sd import write_tiny_sd
 from support.tiny_sd3 import write_tiny_sd3
@@ -50,7 +51,7 @@ TITLES = {
     "flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev", "flux2-kv": "FLUX.2 klein KV", "flux3": "FLUX.3 Image Klein",
     "qwen-edit": "Qwen-Image-Edit",
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
-    "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0",
+    "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0", "pixart": "PixArt",
     "qwen21": "Qwen-Image-2.1",
     "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
@@ -72,6 +73,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "anima": write_tiny_anima,
     "lumina": write_tiny_lumina,
     "ovis": write_tiny_ovis,
+    "pixart-alpha": lambda folder: write_tiny_pixart(folder, "pixart-alpha"),
     "longcat": lambda folder: write_tiny_longcat(folder, "text"),
     "longcat-edit": lambda folder: write_tiny_longcat(folder, "edit"),
     "qwen": write_tiny_model,

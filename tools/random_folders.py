@@ -37,6 +37,7 @@ from qwenimg.common.networks.denoisers import (
     longcat_dit,
     lumina_dit,
     ovis_dit,
+    pixart_dit,
     qwen21_dit,
     qwen_controlnet,
     qwen_dit,
@@ -248,6 +249,7 @@ FLUX3_TEXT = Qwen3VLConfig(
     head_dim=64, vocab_size=32000, tie_word_embeddings=True,
 )  # fmt: skip
 FLUX_T5 = t5.T5Config(d_model=1024, d_ff=2560, num_layers=8, num_heads=16)
+PIXART = pixart_dit.PixArtConfig(num_layers=14, caption_channels=1024, use_additional_conditions=True)
 CHROMA = chroma_dit.ChromaConfig(
     num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024, approximator_hidden_dim=1280
 )
@@ -389,6 +391,15 @@ KINDS = {
             "transformer": (chroma_dit.NETWORK, CHROMA),
             "text_encoder": (t5.NETWORK, FLUX_T5),
             "vae": (kl_vae.NETWORK, FLUX_VAE),
+        },
+        tokenizers={"tokenizer": write_trained_spiece},
+    ),
+    "pixart": Kind(
+        model="pixart-alpha",
+        parts={
+            "transformer": (pixart_dit.NETWORK, PIXART),
+            "text_encoder": (t5.NETWORK, FLUX_T5),
+            "vae": (kl_vae.NETWORK, SD_VAE),
         },
         tokenizers={"tokenizer": write_trained_spiece},
     ),

@@ -242,6 +242,13 @@ KL_VAE = PartFile(
     is_in=lambda header: vae_files.latent_channels(header.tensors) == kl_vae.FLUX_1.latent_channels,
     like=lambda: kl_vae.FLUX_1,
 )
+KL_VAE_4 = PartFile(
+    option="vae",
+    title="a VAE for latents of 4 channels",
+    network=kl_vae.NETWORK,
+    is_in=lambda header: header.format != "GGUF" and vae_files.latent_channels(header.tensors) == 4,
+    is_described=False,  # by Stable Diffusion's row
+)
 _TEXT = "-m MODEL --text-encoder FILE"
 QWEN3 = PartFile(
     option="text_encoder",

@@ -29,6 +29,7 @@ from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.longcat.family import FAMILY as LONGCAT
 from qwenimg.common.families.lumina.family import FAMILY as LUMINA
 from qwenimg.common.families.ovis.family import FAMILY as OVIS
+from qwenimg.common.families.pixart.family import FAMILY as PIXART
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.qwen_image_21.family import FAMILY as QWEN_IMAGE_21
 from qwenimg.common.families.sd3.family import FAMILY as SD3
@@ -61,6 +62,7 @@ FAMILIES: tuple[Family, ...] = (
     KREA_2,
     ANIMA,
     OVIS,
+    PIXART,
 )
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
 _KNOWN = "`qwenimg models` lists what is known"
@@ -172,7 +174,7 @@ def model_of(transformer: Path, options: LoadOptions) -> str | None:
     if is_folder(transformer):
         config = transformer / "config.json"
         kind = read_json(config).get("_class_name") if is_file(config) else None
-        families = tuple(family for family in FAMILIES if family.networks[0].kind == kind)
+        families = tuple(family for family in FAMILIES if kind in family.networks[0].kinds)
     else:
         part = identify_file(transformer) if is_file(transformer) else None
         families = part.families if part is not None and part.option in ("transformer", "model") else ()

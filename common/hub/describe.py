@@ -248,7 +248,7 @@ def _expected(folder: Path, wanted: str) -> tuple[Network, Any]:
     networks = sorted(registry.networks(), key=lambda network: network.name != wanted)
     refusals = []
     for network in networks:  # several models take parts of one kind, some only larger ones
-        if data.get(network.key) == network.kind:
+        if data.get(network.key) in network.kinds:
             try:
                 return network, read_config(network, folder)
             except ModelError as error:

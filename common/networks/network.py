@@ -33,6 +33,7 @@ class Network:
     name: str  # the name of its file, here and in the backends
     role: str  # text, transformer or vae: the part whose precision it has
     kind: str  # the value of `key` in its config.json
+    older_kind: str = ""  # the same in files of before the network had a class of its own
     key: str = "_class_name"
     config: type[Any]
     manifest: Callable[[Any], Manifest]  # from a config, every stored tensor
@@ -74,6 +75,11 @@ class Network:
 
     def __post_init__(self) -> None:
         assert self.role != "transformer" or self.compiled, f"{self.name} names no modules to compile"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The values of `key` in its config.json."""
+        return (self.kind, self.older_kind) if self.older_kind else (self.kind,)
 
     def rename_for(self, config: Any) -> Callable[[str], str | None]:
         """Return the function from a stored name to the manifest's of this `config`."""

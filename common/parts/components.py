@@ -31,7 +31,7 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
     for start, reason in (refused or {}).items():
         if kind.startswith(start):
             raise ModelError(f"{clean(path)}: {reason}")
-    if kind != network.kind and network.key == "_class_name":
+    if kind not in network.kinds and network.key == "_class_name":
         raise ModelError(f"{clean(path)}: is of class {clean(kind, 60)!r}; expected {network.kind!r}")
     _check_quantization(path, data)
     try:

@@ -91,7 +91,7 @@ def is_in(layouts: Layouts, path: Path) -> bool:
     file that cannot be read."""
     if is_folder(path):
         config = path / "config.json"
-        return is_file(config) and read_json(config).get(layouts.network.key) == layouts.network.kind
+        return is_file(config) and read_json(config).get(layouts.network.key) in layouts.network.kinds
     return layouts.find_alone(layouts.peek(path).tensors) is not None
 
 

@@ -22,10 +22,11 @@ from qwenimg.common.sampling.types import MAX_STEPS, Schedule
 MODEL = "model"
 TRAILING = "trailing"
 LIGHTNING = "lightning"  # for flow models: see `flow_match.LIGHTNING_SHIFT`
-HYPER = "hyper"
-SCHEDULES = (MODEL, *SPREADS, "ays", TRAILING, LIGHTNING, HYPER)
+SINGLE: Mapping[str, float] = MappingProxyType({"hyper": 800.0, "dmd": 400.0})
+"""Schedules of one step, each with its time: of Hyper-SDXL's UNet (Y. Ren et al., "Hyper-SD", 2024), and of PixArt-DMD
+(J. Chen et al., "PixArt-Sigma", 2024)."""
+SCHEDULES = (MODEL, *SPREADS, "ays", TRAILING, LIGHTNING, *SINGLE)
 _GAMMA = 0.3  # TCD's
-_HYPER_TIME = 800.0  # the time of Hyper-SDXL's single step (Y. Ren et al., "Hyper-SD", 2024)
 
 _SAMPLER_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -94,14 +95,14 @@ def build(config: DiffusionConfig, rule: ScheduleRule, schedule: str, steps: int
     if schedule == TRAILING:
         trailing = replace(config, timestep_spacing=TRAILING)
         return _finished(trailing, rule, steps, *_model_schedule(trailing, rule, steps))
-    if schedule == HYPER:
-        if steps != 1 or config.num_train_timesteps <= _HYPER_TIME:
+    if (time := SINGLE.get(schedule)) is not None:
+        if steps != 1 or config.num_train_timesteps <= time:
             given_steps = f"{counted(steps, 'step')} of {config.num_train_timesteps} trained times"
             raise UsageError(
-                f"--schedule hyper is one step from time {_HYPER_TIME:g}, found {given_steps}; give --steps 1"
+                f"--schedule {schedule} is one step from time {time:g}, found {given_steps}; give --steps 1"
             )
-        ends = [levels.sigma(_HYPER_TIME), _last_level(config, rule, steps, _HYPER_TIME)]
-        return _finished(config, rule, steps, ends, [_HYPER_TIME])
+        ends = [levels.sigma(time), _last_level(config, rule, steps, time)]
+        return _finished(config, rule, steps, ends, [time])
     if schedule == "ays":
         sigmas = ays(AYS_SDXL if sdxl else AYS_SD, steps)
     else:

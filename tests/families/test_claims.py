@@ -33,6 +33,8 @@ from qwenimg.common.networks.denoisers import (
     lumina_names,
     ovis_dit,
     ovis_names,
+    pixart_dit,
+    pixart_names,
     qwen21_names,
     zimage_names,
 )
@@ -51,18 +53,20 @@ AUTHORS = {
     "qwen-image-2.1": qwen21_names.place,
     "krea2": lambda name: Place(krea2_dit.authors_name(name)),
     "lumina": lambda name: lumina_names.place(name, lumina_dit.LuminaConfig()),
+    "pixart": lambda name: pixart_names.place(pixart_dit.rename(name)),
     "anima": lambda name: Place(anima_names.authors_name(name)),
 }
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",),
         "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",), "ovis": ("flux", "ovis"),
-        "chroma": ("flux",), "krea2": ("krea2",), "anima": ("cosmos",), "lumina": ("lumina2",)}  # fmt: skip
+        "chroma": ("flux",), "krea2": ("krea2",), "anima": ("cosmos",), "lumina": ("lumina2",),
+        "pixart": ("pixart",)}  # fmt: skip
 """The architectures that programs write for each family's transformer."""
 SHARED = {
     "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
     "sd15 text_encoder": {"stable-diffusion", "sd3", "flux"},
     "sdxl text_encoder_2": {"stable-diffusion", "sd3"},  # CLIP-G
-    "flux-schnell text_encoder_2": {"sd3", "flux", "chroma"},  # T5
-    "sd3-medium text_encoder_3": {"sd3", "flux", "chroma"},
+    "flux-schnell text_encoder_2": {"sd3", "flux", "chroma", "pixart"},  # T5
+    "sd3-medium text_encoder_3": {"sd3", "flux", "chroma", "pixart"},
     "z-image-turbo text_encoder": {"z-image", "flux2", "anima", "ovis"},  # Qwen3
     "flux2-klein-9b text_encoder": {"z-image", "flux2", "anima", "ovis"},
     "anima text_encoder": {"z-image", "flux2", "anima", "ovis"},
@@ -70,7 +74,7 @@ SHARED = {
     "sd3-medium vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
     "z-image-turbo vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
     "lumina-image-2 vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
-    "sd15 vae": {"stable-diffusion"},
+    "sd15 vae": {"stable-diffusion", "pixart"},
     "flux2-klein-4b vae": {"flux2", "flux2-dev", "flux3", "ernie"},
     "flux3-klein vae": {"flux2", "flux2-dev", "flux3", "ernie"},
     "flux3-klein text_encoder": {"qwen-image-2.1", "flux3", "krea2"},  # Qwen3-VL
@@ -175,6 +179,7 @@ TITLES = {
     "anima": "Anima",
     "lumina-image-2": "Lumina-Image 2.0",
     "ovis-image": "Ovis-Image",
+    "pixart-sigma": "PixArt",
     "longcat-image": "Flux.1 or LongCat-Image",  # by the names in the first blocks
     "sd3.5-large": "Stable Diffusion 3",
     "sd15": "Stable Diffusion 1.x",

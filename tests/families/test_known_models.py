@@ -55,6 +55,13 @@ def krea2(known: Any, model: Any, folder: Path) -> None:
     assert model.checkpoint["transformer"].plan.parameters == 12_820_073_036
 
 
+def pixart(variant: str, parameters: int, known: Any, model: Any, folder: Path) -> None:
+    checkpoint = model.checkpoint
+    assert checkpoint.variant == variant and checkpoint["transformer"].plan.parameters == parameters
+    assert checkpoint["vae"].config.scaling_factor == (0.13025 if variant == "pixart-sigma" else 0.18215)
+    assert checkpoint.distilled is (known.name == "pixart-lcm")
+
+
 def edits(kind: variants.QwenVariant, known: Any, model: Any, folder: Path) -> None:
     assert model.checkpoint.variant == kind.name
     assert model.checkpoint["transformer"].config.zero_cond_t is kind.zero_cond_t
@@ -95,6 +102,9 @@ KNOWN: dict[str, Row] = {
     "krea-2-raw": ("krea2", "revenue limit", 52, 3.5, krea2),
     "lumina-image-2": ("lumina", "Gemma", 50, 4.0, partial(shift, 6.0)),
     "netayume-lumina": ("lumina", "Gemma", 30, 4.0, partial(shift, 6.0)),
+    "pixart-sigma": ("pixart", "RAIL++", 20, 4.5, partial(pixart, "pixart-sigma", 610_856_096)),
+    "pixart-alpha": ("pixart", "RAIL++", 20, 4.5, partial(pixart, "pixart-alpha", 611_349_152)),
+    "pixart-lcm": ("pixart", "RAIL++", 4, 1.0, partial(pixart, "pixart-alpha", 611_349_152)),
     "anima": ("anima", "Non-Commercial", 40, 4.0, partial(shift, 3.0)),
     "flux-kontext": ("flux", "Non-Commercial", 28, 2.5, partial(gated, "edits")),
     "flux-fill": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "masked")),
@@ -131,6 +141,8 @@ SPELLINGS = {
     "baidu/ERNIE-Image-Turbo": "ernie-image-turbo", "ERNIE-Image": "ernie-image",
     "krea/krea-2-turbo": "krea-2-turbo", "Krea-2": "krea-2-turbo", "krea2-raw": "krea-2-raw",
     "lumina2": "lumina-image-2", "Alpha-VLLM/Lumina-Image-2.0": "lumina-image-2", "NetaYume": "netayume-lumina",
+    "PixArt-alpha/PixArt-XL-2-1024-MS": "pixart-alpha", "pixart": "pixart-sigma",
+    "PixArt-alpha/PixArt-LCM-XL-2-1024-MS": "pixart-lcm",
     "circlestone-labs/Anima-Base-v1.0-Diffusers": "anima", "Anima-Base": "anima",
     "black-forest-labs/FLUX.2-dev": "flux2-dev", "flux.2-dev": "flux2-dev",
     "flux2-klein": "flux2-klein-4b", "flux.1-fill-dev": "flux-fill",

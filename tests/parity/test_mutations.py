@@ -53,6 +53,7 @@ QUICK = {
     "longcat": {"fp32": ("quotes_as_words", "pads_see_pads", "guidance_of_one_vector", "pads_behind_the_text")},
     "anima": {"fp32": ("keys_and_values_exchanged", "states_not_read", "rows_and_columns_swapped")},
     "ovis": {"fp32": ("gate_for_values", "zeros_as_the_last_token", "image_behind_the_text")},
+    "pixart": {"fp32": ("stream_normed_before_the_text", "variance_for_noise", "width_before_height", "padding_seen")},
     "krea2": {"fp32": ("no_gate_of_attention", "layers_back_to_front", "text_numbered")},
     "lumina": {"fp32": ("modulation_without_silu", "scores_without_a_bound", "norm_of_the_whole", "text_from_one_on")},
     "ernie": {"fp32": ("rope_a_rotation", "silu_in_the_head", "image_before_the_text")},

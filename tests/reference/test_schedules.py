@@ -129,7 +129,7 @@ def test_lcm_equals_diffusers_in_every_number_of_steps():
         build(ours, SAMPLERS["lcm"].rule, "model", 51)
 
 
-@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in ("lightning", "hyper")])
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in ("lightning", "hyper", "dmd")])
 @pytest.mark.parametrize("steps", [1, 2, 10, 33, 100])
 def test_all_schedules_fall_from_noise_to_nothing(schedule, steps):
     for ours in (config(), config(rescale_betas_zero_snr=True, prediction_type="v_prediction")):

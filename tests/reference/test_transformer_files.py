@@ -28,6 +28,7 @@ from support import (
     tiny_longcat,
     tiny_lumina,
     tiny_ovis,
+    tiny_pixart,
     tiny_qwen21,
     tiny_sd3,
     tiny_zimage,
@@ -53,6 +54,8 @@ from qwenimg.common.networks.denoisers import (
     lumina_names,
     ovis_dit,
     ovis_names,
+    pixart_dit,
+    pixart_names,
     qwen21_names,
     sd3_dit,
     sd3_names,
@@ -69,6 +72,7 @@ from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
+from qwenimg.common.networks.denoisers.pixart_dit import PixArtConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
@@ -177,6 +181,15 @@ LUMINA = Network(
     like=LuminaConfig(dim=128, n_heads=4, n_kv_heads=2, axes_dims=(8, 12, 12), axes_lens=(300, 48, 64), multiple_of=32),
     ours=lumina_dit.rename,
     coded=(".attention.", ".feed_forward."),
+)
+
+
+PIXART = Network(
+    names=pixart_names,
+    like=PixArtConfig(
+        num_attention_heads=4, attention_head_dim=24, cross_attention_dim=96, caption_channels=64, sample_size=12
+    ),
+    ours=pixart_dit.rename,
 )
 
 
@@ -295,6 +308,15 @@ def lumina(file: Callable[[Any], Tensors]) -> Case:
     return Case(LUMINA, cache(partial(tiny_lumina.tiny_dit, **tiny_lumina.WIDE)), file, config)
 
 
+def pixart(file: Callable[[Any], Tensors], **more: object) -> Case:
+    """more: of a model that sees the size of its pictures."""
+
+    def config(model: Any) -> PixArtConfig:
+        return PixArtConfig(**(tiny_pixart.DIT | tiny_pixart.WIDE | more))
+
+    return Case(PIXART, cache(partial(tiny_pixart.tiny_dit, **tiny_pixart.WIDE, **more)), file, config)
+
+
 CASES = {
     "flux-dev": flux(),
     "flux-schnell": flux(guidance_embeds=False),
@@ -317,6 +339,9 @@ CASES = {
     "anima, diffusers' names": anima(state_dict),
     "lumina": lumina(tiny_lumina.transformer_file),
     "lumina, diffusers' names": lumina(state_dict),
+    "pixart": pixart(tiny_pixart.transformer_file),
+    "pixart, alpha": pixart(tiny_pixart.transformer_file, use_additional_conditions=True),
+    "pixart, diffusers' names": pixart(state_dict),
     "flux3": flux3(flow_map=True),
     "flux3-base": flux3(flow_map=False),
     "z-image": z_image(tiny_zimage.transformer_file),
@@ -454,6 +479,7 @@ ARCHITECTURES = (
     ("krea2", "krea2"),
     ("anima", "cosmos"),
     ("lumina", "lumina2"),
+    ("pixart", "pixart"),
 )  # fmt: skip
 TYPES = [(*row, type) for row in ARCHITECTURES for type in ("F16", "Q8_0")]
 TYPES += [(*row, type) for row in ARCHITECTURES[3:5] for type in ("BF16", "Q4_0")]
@@ -488,6 +514,7 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
         "krea2",
         "anima",
         "lumina",
+        "pixart",
         "z-image",
         "qwen21, fused",
     ],

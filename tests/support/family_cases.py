@@ -43,6 +43,8 @@ KINDS = {
     "anima": "anima",
     "lumina": "lumina",
     "ovis": "ovis",
+    "pixart": "pixart",
+    "pixart-alpha": "pixart",
     "toy": "toy",
 }
 FIRST = {family: kind for kind, family in reversed(KINDS.items()) if family != "toy"}

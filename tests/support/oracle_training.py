@@ -40,6 +40,7 @@ from support import (
     oracle_longcat,
     oracle_lumina,
     oracle_ovis,
+    oracle_pixart,
     oracle_qwen21,
     oracle_sd,
     oracle_sd3,
@@ -95,6 +96,7 @@ def _kinds() -> dict[str, Kind]:
     flux = {"guidance_scale": 1.0, "max_sequence_length": 512}
     unet: dict[str, Any] = {"noised": _scaled, "options": {"guidance_scale": 1.0}}
     levels = ("sample", "timestep")
+    drawn: dict[str, Any] = {"guidance_scale": 1.0, "use_resolution_binning": False, "clean_caption": False}
     return {
         "qwen": qwen,
         "qwen-2511": Kind(oracle_edit.pipeline, "transformer", pack, lambda s: s, flow, options=qwen.options),
@@ -158,6 +160,11 @@ def _kinds() -> dict[str, Kind]:
             target=lambda x0, noise, sigma: x0 - noise, options={"guidance_scale": 1.0},
             module=lambda path: lumina_dit.published(f"{path}.").removesuffix("."),
         ),
+        "pixart": Kind(
+            oracle_pixart.pipeline, "transformer", torch.from_numpy, _linear_time, flow, noised=_scaled,
+            answer=lambda result: result[0][:, :4], target=lambda x0, noise, sigma: noise,
+            weight=lambda s: min(1 / s**2, 5.0) * s**2, options=drawn,
+        ),
         "sd15": Kind(
             _unet("StableDiffusionPipeline"), "unet", torch.from_numpy, _trained_time, levels,
             target=lambda x0, noise, sigma: noise, weight=lambda s: min(1 / s**2, 5.0) * s**2, **unet,
@@ -175,7 +182,15 @@ def _kinds() -> dict[str, Kind]:
 
 def _trained_time(sigma: float) -> float:
     """The timestep of a level of Stable Diffusion's own betas."""
-    betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+    return _time(np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2, sigma)
+
+
+def _linear_time(sigma: float) -> float:
+    """The timestep of a level of PixArt's betas."""
+    return _time(np.linspace(0.0001, 0.02, 1000), sigma)
+
+
+def _time(betas: np.ndarray, sigma: float) -> float:
     products = np.cumprod(1 - betas)
     return float(np.abs(np.sqrt((1 - products) / products) - sigma).argmin())
 

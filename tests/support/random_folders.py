@@ -35,6 +35,7 @@ from support import (
     tiny_lumina,
     tiny_model,
     tiny_ovis,
+    tiny_pixart,
     tiny_qwen21,
     tiny_redux,
     tiny_sd,
@@ -489,6 +490,23 @@ def _lumina(sizes: Sizes) -> Parts:
     }
 
 
+def _pixart(sizes: Sizes) -> Parts:
+    """Of alpha, which has all that Sigma has."""
+    t5, heads, side = _t5(sizes, 1000), sizes.whole(1, 6), 12 * sizes.whole(1, 4)
+    fields = tiny_pixart.ALPHA | {
+        "num_attention_heads": heads,
+        "attention_head_dim": side,
+        "cross_attention_dim": heads * side,
+        "num_layers": sizes.whole(2, 5),
+        "caption_channels": t5.config.d_model,
+    }
+    return {
+        "text_encoder": t5,
+        "transformer": tiny_pixart.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_pixart.tiny_vae(sizes.next_seed(), scaling_factor=0.18215, **_kl_vae(sizes)),
+    }
+
+
 def _sd3(sizes: Sizes) -> Parts:
     from support.spiece_files import hugging_face, trained
 
@@ -675,6 +693,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "krea2": (tiny_krea2.write_tiny_krea2, _krea2),
     "anima": (tiny_anima.write_tiny_anima, _anima),
     "lumina": (tiny_lumina.write_tiny_lumina, _lumina),
+    "pixart": (partial(tiny_pixart.write_tiny_pixart, kind="pixart-alpha"), _pixart),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),
     "z-image-controlled": (tiny_zimage.write_tiny_zimage, _zimage),

@@ -15,7 +15,6 @@ from functools import cache, lru_cache, partial
 import numpy as np
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import control, few_steps, ip_adapter
 from qwenimg.common.families.stable_diffusion.control import (
     ActiveControl,
@@ -37,17 +36,16 @@ from qwenimg.common.pipeline.steps import inpaint
 from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase, phases
 from qwenimg.common.pipeline.steps.evaluation import strategy
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
-from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, diffusion_plan
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts import composed, inversion, scheduled, web_syntax
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Condition, Engine, TimeStep
+from qwenimg.common.runtime.engine import Array, Condition, TimeStep
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.sampling import discrete, table
-from qwenimg.common.sampling import schedules as noise_schedules
+from qwenimg.common.sampling import discrete
 from qwenimg.common.weights.loras.lora import Deltas
 
 
@@ -94,7 +92,13 @@ class StableDiffusion(DiffusionModel):
         for expert in self.experts():
             for text in expert.checkpoint.texts.values():
                 clip.used_states(text.config, expert.facts.sdxl, request.family_options.clip_skip)
-        plan = _plan(self.checkpoint, request, self.engine, refined=self.refiner is not None)
+        plan = diffusion_plan(
+            self.checkpoint.scheduler,
+            request,
+            self.engine.numpy,
+            sdxl=self.base.facts.sdxl,
+            refine_at=None if self.refiner is None else request.family_options.refine_at,
+        )
         schedules(request, plan)  # only for its errors
         return plan
 
@@ -286,24 +290,3 @@ def _unchanging(prompt: str) -> list[str]:
     with suppress(UsageError):
         return [part.text for part in composed.parts(prompt) if not scheduled.changes(part.text)]
     return []
-
-
-# The schedule
-
-
-def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: bool) -> SamplingPlan:
-    """Plan the run: the sampler and the schedule, by name or the model's own, the part of the schedule that an initial
-    image leaves, and the refiner's segment. Raise UsageError."""
-    config = checkpoint.scheduler
-    sampler = table.find(request.sampler or noise_schedules.sampler_of(config))
-    sdxl = checkpoints.facts(checkpoint).sdxl
-    schedule = noise_schedules.build(config, sampler.rule, request.schedule, request.steps, sdxl=sdxl)
-    if request.starts_from_picture:
-        schedule = noise_schedules.part(schedule, noise_schedules.skipped(request.steps, request.strength))
-    share = request.family_options.refine_at
-    parts = noise_schedules.split(schedule, share, config.num_train_timesteps) if refined else (schedule,)
-    solver = partial(sampler.function, to_host=engine.numpy) if sampler.adaptive else sampler.function
-    segments = tuple(Segment(schedule=part, solver=solver, refines=i > 0) for i, part in enumerate(parts))
-    whole = not request.starts_from_picture or request.strength == 1
-    name = request.schedule or noise_schedules.MODEL
-    return SamplingPlan(sampler=sampler.name, schedule=name, segments=segments, whole=whole)

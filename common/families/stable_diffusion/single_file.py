@@ -66,6 +66,7 @@ _IGNORED_PREFIXES = (
     "loss.",
     "embedding_manager.",  # of textual inversion during training
 )
+_DENOISER = "model.diffusion_model."
 LATENTS = 4  # channels; a VAE of another number is another family's
 _ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
 _EDM = {"edm_mean": "Playground model", "edm_vpred.sigma_max": "CosXL model"}
@@ -197,7 +198,8 @@ def prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     vae = next((prefix for prefix in inside if prefix + kl_vae_names.SIGN in tensors), None)
     if unet is None and vae:
         first = tensors.get(f"{vae}decoder.conv_in.weight")
-        vae = vae if first is not None and first.shape[1:2] == (LATENTS,) else None
+        other = any(name.startswith(_DENOISER) for name in tensors)  # PixArt's, which has such a VAE
+        vae = vae if first is not None and first.shape[1:2] == (LATENTS,) and not other else None
     return unet, vae
 
 

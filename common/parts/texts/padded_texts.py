@@ -102,6 +102,43 @@ class T5Texts(PaddedTexts):
         return (encoder.encode(ids),)
 
 
+class MaskedT5Texts(T5Texts):
+    """The text states [1 S C] of T5 for prompts of up to `length` tokens, whose padding no token sees: of the words,
+    and of the first `pads` tokens of the padding."""
+
+    pads = 0
+
+    def fill(self, prompt: str) -> PromptTokens:
+        tokens = super().fill(prompt)
+        words = len(tokens.ids) - self._padding(tokens.ids)
+        kept = tokens.ids[: words + self.pads]
+        return PromptTokens(kept, tokens.lost, len(kept) - words)
+
+    def shapes(self, key: str) -> list[Shape]:
+        return [(1, len(self.fill(key).ids), self.encoder.config.d_model)]
+
+    def results(self, encoder: TextEncoder, ids: Sequence[int]) -> Sequence[Array]:
+        return (encoder.encode(ids, min(self.pads, self._padding(ids))),)
+
+    def lengths(self, prompts: Sequence[str], counted: bool) -> list[int]:
+        """Return the number of states of each prompt."""
+        return [len(self.fill(prompt).ids) if counted else self.length for prompt in prompts]
+
+    def encodings(self, prompts: Sequence[str], counted: bool) -> list[Stage]:
+        """Return the stage of T5, which reads no more than these tokens."""
+        return [self.encoding(max(self.lengths(prompts, counted)))]
+
+    def cut(self, prompt: str) -> str:
+        """Return the numbers of tokens that are seen and that are not."""
+        lost = self.fill(prompt).lost
+        return f"the model sees its first {self.length - 1} tokens, not the last {lost}" if lost else ""
+
+    def _padding(self, ids: Sequence[int]) -> int:
+        """Return the number of pads at the end of `ids`."""
+        pad = self._tokenizer.tokenizer.pad
+        return next((i for i, token in enumerate(reversed(ids)) if token != pad), len(ids))
+
+
 class PaddedClip(PaddedTexts):
     """The states [1 77 C] of a CLIP before its last layer, without the final norm, and the pooled vector [1 P]."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -14,6 +14,7 @@ from qwenimg.common.pipeline.steps.guidance import Branch
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table
+from qwenimg.common.sampling.discrete import DiffusionConfig
 from qwenimg.common.sampling.flow_match import SPREADS, USUAL, FlowLevels, FlowMatchConfig, flow_schedule, gone
 from qwenimg.common.sampling.steps import unchanged
 from qwenimg.common.sampling.types import DenoiseFunction, Noise, Schedule, States
@@ -152,3 +153,31 @@ def _skipped(steps: int, strength: float) -> int:
     if left_out >= steps:
         raise UsageError(f"strength {strength:g} of {steps} steps leaves none; give more steps or more strength")
     return left_out
+
+
+# Diffusion models
+
+
+def diffusion_plan(
+    config: DiffusionConfig,
+    request: Request,
+    to_host: Callable[[Array], Any],
+    *,
+    sdxl: bool = False,
+    refine_at: float | None = None,
+) -> SamplingPlan:
+    """Plan the run: the sampler and the schedule, by name or the model's own, the part of the schedule that an initial
+    image leaves, and the segment of a refiner from the share `refine_at` on. sdxl: see `schedules.build`; to_host: for
+    adaptive samplers. Raises UsageError."""
+    sampler = table.find(request.sampler or schedules.sampler_of(config))
+    schedule = schedules.build(config, sampler.rule, request.schedule, request.steps, sdxl=sdxl)
+    if request.starts_from_picture:
+        schedule = schedules.part(schedule, schedules.skipped(request.steps, request.strength))
+    parts: tuple[Schedule, ...] = (schedule,)
+    if refine_at is not None:
+        parts = schedules.split(schedule, refine_at, config.num_train_timesteps)
+    solver = partial(sampler.function, to_host=to_host) if sampler.adaptive else sampler.function
+    segments = tuple(Segment(schedule=part, solver=solver, refines=i > 0) for i, part in enumerate(parts))
+    whole = not request.starts_from_picture or request.strength == 1
+    name = request.schedule or schedules.MODEL
+    return SamplingPlan(sampler=sampler.name, schedule=name, segments=segments, whole=whole)

@@ -1,0 +1,179 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""PixArt's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.pixart_dit`.
+
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are keys of the manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import FeedForward, Pair, TimestepEmbedding
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.ops import images
+from qwenimg.common.networks.denoisers import pixart_conditioning
+from qwenimg.common.networks.denoisers.pixart_dit import (
+    CONDITION_CHANNELS,
+    HEAD_EPS,
+    MLP_RATIO,
+    PATCH,
+    PixArtConfig,
+)
+from qwenimg.common.runtime.engine import NumpyArray
+
+# Layers
+
+
+class PatchEmbed(mlx.nn.Module):
+    def __init__(self, config: PixArtConfig):
+        super().__init__()
+        self.proj = ops.Conv2d(config.in_channels, config.dim, PATCH, PATCH)
+
+    def __call__(self, x: Array, positions: Array, dtype: mx.Dtype) -> Array:
+        """Return the tokens [B L C] of latents [B h w in], with their positions [1 L C] added, in `dtype`."""
+        return ops.add(ops.stream(images.tokens(self.proj(x)), dtype), positions)
+
+
+class Embeddings(mlx.nn.Module):
+    def __init__(self, config: PixArtConfig):
+        super().__init__()
+        self.timestep_embedder = TimestepEmbedding(CONDITION_CHANNELS, config.dim)
+        if config.sees_size:
+            self.resolution_embedder = TimestepEmbedding(CONDITION_CHANNELS, config.dim // 3)
+            self.aspect_ratio_embedder = TimestepEmbedding(CONDITION_CHANNELS, config.dim // 3)
+
+    def sizes(self, features: Array) -> Array:
+        """Embed the sinusoids [3 256] of height, width and their ratio: [1 C]."""
+        both, ratio = self.resolution_embedder(features[:2]), self.aspect_ratio_embedder(features[2:])
+        return mx.concatenate((both.reshape(1, -1), ratio), axis=-1)
+
+
+class AdaLayerNormSingle(mlx.nn.Module):
+    def __init__(self, config: PixArtConfig):
+        super().__init__()
+        self.emb = Embeddings(config)
+        self.linear = ops.Linear(config.dim, 6 * config.dim)
+
+    def __call__(self, features: Array, sizes: Array | None) -> Pair:
+        """Return the modulation that all blocks share [1 6C], and the embedding that it is made of [1 C], for the
+        sinusoids of the time [1 256] and the embedding of sizes [1 C]."""
+        emb = self.emb.timestep_embedder(features)
+        emb = emb if sizes is None else ops.add(emb, sizes)
+        return self.linear(ops.silu(emb)), emb
+
+
+class TextProjection(mlx.nn.Module):
+    def __init__(self, config: PixArtConfig):
+        super().__init__()
+        self.linear_1 = ops.Linear(config.caption_channels, config.dim)
+        self.linear_2 = ops.Linear(config.dim, config.dim)
+
+    def __call__(self, text: Array) -> Array:
+        """[B S 4096] -> [B S C]."""
+        return self.linear_2(ops.linear_gelu(self.linear_1, text))
+
+
+class Attention(mlx.nn.Module):
+    def __init__(self, config: PixArtConfig):
+        super().__init__()
+        dim, self.head_dim = config.dim, config.attention_head_dim
+        self.to_q = ops.Linear(dim, dim)
+        self.to_k = ops.Linear(dim, dim)
+        self.to_v = ops.Linear(dim, dim)
+        self.to_out = [ops.Linear(dim, dim)]
+        self.attend = ops.Attend()
+
+    def heads(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def __call__(self, x: Array, seen: Array) -> Array:
+        """Attend from x [B L C] to the tokens that are `seen` [B S C]: [B L C]."""
+        v = self.attend.values(self.heads(self.to_v(seen)))
+        return self.to_out[0](self.attend(self.heads(self.to_q(x)), self.heads(self.to_k(seen)), v))
+
+
+class TransformerBlock(mlx.nn.Module):
+    def __init__(self, config: PixArtConfig):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.scale_shift_table = ops.Embedding(6, config.dim)
+        self.attn1 = Attention(config)
+        self.attn2 = Attention(config)
+        self.ff = FeedForward(config.dim, MLP_RATIO * config.dim)
+
+    def __call__(self, x: Array, mod: Array, text: Array) -> Array:
+        """Run the block on x [B L C]. mod [1 6C]: the modulation that all blocks share; text [B S C]."""
+        rows = ops.add(mod, self.scale_shift_table.weight.reshape(1, -1))
+        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(rows, 6, None)
+        dtype = self.attn1.to_q.dtype
+        y = ops.norm_modulate(x, shift1, scale1, dtype, self.eps)
+        x = ops.gated(x, gate1, self.attn1(y, y))
+        x = ops.residual(x, self.attn2(x, text))
+        return ops.gated(x, gate2, self.ff(ops.norm_modulate(x, shift2, scale2, dtype, self.eps)))
+
+
+# Model
+
+
+class PixArtTransformer(mlx.nn.Module):
+    def __init__(self, config: PixArtConfig, stream: mx.Dtype):
+        super().__init__()
+        self.stream, self.channels = stream, config.in_channels
+        self.pos_embed = PatchEmbed(config)
+        self.adaln_single = AdaLayerNormSingle(config)
+        self.caption_projection = TextProjection(config)
+        self.transformer_blocks = [TransformerBlock(config) for _ in range(config.num_layers)]
+        self.scale_shift_table = ops.Embedding(2, config.dim)
+        self.proj_out = ops.Linear(config.dim, PATCH**2 * config.outputs)
+
+    def __call__(self, latents: Array, features: Array, sizes: Array | None, text: Array, positions: Array) -> Array:
+        """Predict the noise [B h w in] for latents [B h w in] and the sinusoids [1 256] of the time.
+
+        sizes [1 C]: their embedding; text [B S C]: projected; positions [1 L C].
+        """
+        mod, emb = self.adaln_single(features, sizes)
+        x = self.pos_embed(latents, positions, self.stream)
+        for block in self.transformer_blocks:
+            x = ops.async_eval(block(x, mod, text))
+        shift, scale = ops.chunks(ops.add(self.scale_shift_table.weight, emb).reshape(1, -1), 2, None)
+        x = self.proj_out(ops.norm_modulate(x, shift, scale, self.proj_out.dtype, HEAD_EPS))
+        noise = x.reshape(*x.shape[:2], PATCH**2, -1)[..., : self.channels]  # behind it is a variance
+        return images.joined_patches(noise.reshape(*x.shape[:2], -1), latents, PATCH)
+
+
+# Runner
+
+
+@dataclass(frozen=True)
+class Condition:
+    sizes: Array | None
+    text: Array
+    positions: Array
+
+
+class Runner(LoadedNetwork[PixArtConfig, PixArtTransformer]):
+    network, role = PixArtTransformer, "transformer"
+
+    @ops.computes
+    def condition(self, text: Array, grid: tuple[int, int], sizes: NumpyArray | None = None) -> Condition:
+        """Prepare text states [1 S 4096] for an image of `grid` rows and columns of tokens, with sinusoids [3 256] of
+        its sizes for a model that sees them."""
+        positions = ops.table(pixart_conditioning.positions(self.config, grid), self.table_dtype)
+        embedded = None
+        if sizes is not None:
+            embedded = ops.eval(self.model.adaln_single.emb.sizes(ops.table(sizes, self.table_dtype)))
+        return Condition(embedded, ops.eval(self.model.caption_projection(text)), positions)
+
+    @ops.computes
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict the noise [1 C h w] in float32 for scaled latents x [1 C h w], both in the order of the pipeline, and
+        sinusoids of the time."""
+        features = ops.table(step, self.table_dtype)
+        fixed = condition.sizes, condition.text, condition.positions
+        return images.to_bchw(ops.at_least_float32(self.model(images.from_bchw(x), features, *fixed)))
