@@ -188,7 +188,7 @@ TITLES = {
 
 
 # Which differ in the widths of such layers alone
-SIMILAR = ("FLUX.2 klein or FLUX.2 dev", "Z-Image or Lumina-Image 2.0")
+SIMILAR = ("FLUX.2 klein or FLUX.2 dev", "Z-Image or Lumina-Image 2.0", "Anima or PixArt")
 FLUX_1 = "Flux.1 or LongCat-Image or Ovis-Image"  # by the names in the first blocks, if no width tells them apart
 
 
