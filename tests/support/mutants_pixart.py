@@ -195,11 +195,11 @@ def padding_seen(patch: Patch) -> None:
 
 
 def no_end_of_the_text(patch: Patch) -> None:
-    _tokens(patch, lambda tokens: tokens._replace(ids=tokens.ids[:-1] or tokens.ids))
+    _tokens(patch, lambda tokens: replace(tokens, ids=tokens.ids[:-1] or tokens.ids))
 
 
 def first_word_not_encoded(patch: Patch) -> None:
-    _tokens(patch, lambda tokens: tokens._replace(ids=tokens.ids[1:] or tokens.ids))
+    _tokens(patch, lambda tokens: replace(tokens, ids=tokens.ids[1:] or tokens.ids))
 
 
 def case_kept(patch: Patch) -> None:
