@@ -44,6 +44,7 @@ LAYERS: tuple[Layer, ...] = ("matmul", "conv2d")
 DTYPES = ("float32", "bfloat16", "float16")
 ROWS = 10  # of the forecast that are printed, unless all are asked for
 NO_MODELS = ("sdxl-refiner",)  # models that generate nothing alone
+SMALL_DENOISERS = ("pixart-sigma", "pixart-alpha", "pixart-lcm")  # models that are large by their text encoder alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,10 +182,12 @@ def _operations() -> dict[str, list[float]]:
 
 def order(one: FitForecast) -> tuple[float, ...]:
     """Return the place of a model among others: those that fit first; of them quick ones, then those that take up to
-    LONG, in each case first the model to pull first, then those that anybody may download, those with a gate and the
-    built-in one, large ones before small ones; then slow ones, the fastest first."""
+    LONG, in each case first the model to pull first, then those that anybody may download, those with a gate or large
+    by their text encoder alone, and the built-in one, large ones before small ones; then slow ones, the fastest
+    first."""
     (width, height), known, seconds = one.size, one.model, one.times.picture or 0.0
-    later = 0 if known.name == catalog.FIRST else 3 if known.repo is None else 1 + known.gated
+    behind = known.gated or known.name in SMALL_DENOISERS
+    later = 0 if known.name == catalog.FIRST else 3 if known.repo is None else 1 + behind
     speed = (2, seconds) if seconds > LONG else (int(seconds > QUICK), 0.0)
     return not one.fits, *speed, later, -known.bytes, -width * height, one.steps
 
