@@ -300,6 +300,14 @@ def tiny_anima(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_auraflow(shared_folder: Path) -> Path:
+    """A tiny AuraFlow folder, written by diffusers; see `tiny_auraflow`."""
+    from support.tiny_auraflow import write_tiny_auraflow
+
+    return written(shared_folder / "tiny-auraflow", write_tiny_auraflow)
+
+
+@pytest.fixture(scope="session")
 def tiny_lumina(shared_folder: Path) -> Path:
     """A tiny Lumina-Image 2.0 folder, written by diffusers; see `tiny_lumina`."""
     from support.tiny_lumina import write_tiny_lumina
@@ -338,6 +346,7 @@ def tiny(
     tiny_ernie: dict[str, Path],
     tiny_krea2: dict[str, Path],
     tiny_anima: Path,
+    tiny_auraflow: Path,
     tiny_lumina: Path,
     tiny_ovis: Path,
     tiny_pixart: dict[str, Path],
@@ -353,6 +362,7 @@ def tiny(
             "z-image": tiny_zimage,
             "chroma": tiny_chroma,
             "anima": tiny_anima,
+            "auraflow": tiny_auraflow,
             "lumina": tiny_lumina,
             "ovis": tiny_ovis,
             "sd3": tiny_sd3["medium"],

@@ -44,6 +44,8 @@ from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
     anima_conditioning,
     anima_dit,
+    aura_conditioning,
+    aura_dit,
     chroma_conditioning,
     chroma_dit,
     ernie_conditioning,
@@ -74,6 +76,7 @@ from qwenimg.common.networks.denoisers import (
     zimage_dit,
 )
 from qwenimg.common.networks.denoisers.anima_dit import AnimaConfig
+from qwenimg.common.networks.denoisers.aura_dit import AuraConfig
 from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
@@ -125,6 +128,7 @@ class Case(Part):
     ours: Callable[..., tuple[Step, Callable[[Any], np.ndarray]]]
     inside: Callable[..., Step] | None = None  # as `ours`: a step that makes all anew
     patch: int = 2  # latents of a side of a token
+    latents: int = 16  # channels of latents that are in patches
     tokens: tuple[str, ...] = ("256+40",)
     dtypes: tuple[str, ...] = ("fp32",)
     branches: int = 1
@@ -132,7 +136,7 @@ class Case(Part):
     @property
     def channels(self) -> int:
         """Of the latents."""
-        return self.config.in_channels if self.patch == 1 or self.family == "pixart" else 16
+        return self.config.in_channels if self.patch == 1 else self.latents
 
     @property
     def parts(self) -> list[Part]:
@@ -237,6 +241,20 @@ def _zimage_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndar
         lambda: component.predict(x, features, condition),
         lambda y: packing.unpack(engine.numpy(y), h, w, channels_last=True)[0],
     )
+
+
+# AuraFlow
+
+
+def _aura_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    return lambda: model(latents, text, _time(SIGMA, text), return_dict=False)[0][0]
+
+
+def _aura_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    modulation = component.modulate(aura_conditioning.time_rows([1000 * SIGMA]))
+    condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
+    x = engine.array(latents)
+    return lambda: component.predict(x, (modulation, 0), condition), lambda y: engine.numpy(y)[0]
 
 
 # Lumina-Image 2.0
@@ -575,6 +593,11 @@ def cases(layers: int = 2) -> dict[str, Case]:
             oracle="CosmosTransformer3DModel", embedding="time_embed.time_proj", text=1024,
             theirs=_anima_theirs, ours=_one_stream_ours, tokens=("256+512", "1024+512"),
         ),
+        "auraflow": Case(
+            family="auraflow", network=aura_dit.NETWORK,
+            config=AuraConfig(num_mmdit_layers=1, num_single_dit_layers=1), oracle="AuraFlowTransformer2DModel",
+            embedding="time_step_embed", text=2048, latents=4, theirs=_aura_theirs, ours=_aura_ours,
+        ),
         "lumina": Case(
             family="lumina", network=lumina_dit.NETWORK, config=LuminaConfig(n_layers=2, n_refiner_layers=1),
             oracle="Lumina2Transformer2DModel",
@@ -584,7 +607,7 @@ def cases(layers: int = 2) -> dict[str, Case]:
         "pixart": Case(
             family="pixart", network=pixart_dit.NETWORK,
             config=PixArtConfig(num_layers=2, use_additional_conditions=False),
-            oracle="PixArtTransformer2DModel", embedding="adaln_single.emb.time_proj", text=4096,
+            oracle="PixArtTransformer2DModel", embedding="adaln_single.emb.time_proj", text=4096, latents=4,
             theirs=_pixart_theirs, ours=_pixart_ours,
         ),
         "longcat": Case(
@@ -677,6 +700,8 @@ def oracle(case: Case, part: Part, file: Path, dtype: torch.dtype, device: str) 
         channels = case.config.approximator_num_channels // 4
         model.time_text_embed = ChromaCombinedTimestepTextProjEmbeddings(channels, case.config.vectors)  # not on meta
         model.time_text_embed.time_proj.forward = partial(_sinusoids, dim=channels)
+    elif case.family == "auraflow":
+        model.time_step_embed = ExactTimes(scale=1000)
     elif case.family == "lumina":
         from diffusers.models.transformers.transformer_lumina2 import Lumina2RotaryPosEmbed
 

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from support import random_folders
 from support.tiny_anima import write_tiny_anima
+from support.tiny_auraflow import write_tiny_auraflow
 from support.tiny_chroma import write_tiny_chroma
 from support.tiny_control import write_controlnet, write_patches
 from support.tiny_edit import write_tiny_edit
@@ -99,6 +100,7 @@ WRITERS = {
     "ernie": write_tiny_ernie,
     "krea2": write_tiny_krea2,
     "anima": write_tiny_anima,
+    "auraflow": write_tiny_auraflow,
     "lumina": write_tiny_lumina,
     "ovis": write_tiny_ovis,
     "pixart": partial(write_tiny_pixart, kind="pixart-alpha"),

@@ -22,6 +22,7 @@ from support import frameworks  # noqa: F401
 from support.mutant import PRECISIONS, Judged, Mutant
 from support.mutant_tables import TABLES
 from support.tiny_anima import write_tiny_anima
+from support.tiny_auraflow import write_tiny_auraflow
 from support.tiny_chroma import write_tiny_chroma
 from support.tiny_edit import write_tiny_edit
 from support.tiny_ernie import write_tiny_ernie
@@ -51,7 +52,7 @@ TITLES = {
     "flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev", "flux2-kv": "FLUX.2 klein KV", "flux3": "FLUX.3 Image Klein",
     "qwen-edit": "Qwen-Image-Edit",
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
-    "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0", "pixart": "PixArt",
+    "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0", "pixart": "PixArt", "auraflow": "AuraFlow",
     "qwen21": "Qwen-Image-2.1",
     "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
@@ -71,6 +72,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "ernie": write_tiny_ernie,
     "krea2": write_tiny_krea2,
     "anima": write_tiny_anima,
+    "auraflow": write_tiny_auraflow,
     "lumina": write_tiny_lumina,
     "ovis": write_tiny_ovis,
     "pixart-alpha": lambda folder: write_tiny_pixart(folder, "pixart-alpha"),

@@ -26,6 +26,7 @@ from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
 from qwenimg.common.families.stable_diffusion import control
 from qwenimg.common.networks.denoisers import (
     anima_dit,
+    aura_dit,
     chroma_dit,
     ernie_dit,
     flux2_dit,
@@ -127,6 +128,13 @@ def write_t5_tokenizer(folder: Path) -> None:
         },
     }
     _json(folder / "tokenizer.json", document)
+
+
+def write_pieces(folder: Path) -> None:
+    """LLaMA's, trained."""
+    from support.language_files import write_folder
+
+    write_folder(folder, "pieces")
 
 
 def write_trained_spiece(folder: Path) -> None:
@@ -253,6 +261,11 @@ PIXART = pixart_dit.PixArtConfig(num_layers=14, caption_channels=1024, use_addit
 CHROMA = chroma_dit.ChromaConfig(
     num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024, approximator_hidden_dim=1280
 )
+AURAFLOW = aura_dit.AuraConfig(
+    num_mmdit_layers=2, num_single_dit_layers=8, num_attention_heads=4, caption_projection_dim=1024,
+    joint_attention_dim=1024,
+)  # fmt: skip
+AURAFLOW_T5 = replace(FLUX_T5, shares_bias=False)
 LONGCAT = longcat_dit.LongCatConfig(num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024)
 ZIMAGE = zimage_dit.ZImageConfig(
     axes_lens=(1536, 512, 512), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024
@@ -402,6 +415,16 @@ KINDS = {
             "vae": (kl_vae.NETWORK, SD_VAE),
         },
         tokenizers={"tokenizer": write_trained_spiece},
+    ),
+    "auraflow": Kind(
+        model="auraflow",
+        parts={
+            "transformer": (aura_dit.NETWORK, AURAFLOW),
+            "text_encoder": (t5.UMT5, AURAFLOW_T5),
+            "vae": (kl_vae.NETWORK, SD_VAE),
+        },
+        tokenizers={"tokenizer": write_pieces},
+        dtype="F16",
     ),
     "longcat": Kind(
         model="longcat-image",

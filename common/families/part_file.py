@@ -308,6 +308,13 @@ QWEN_VAE = PartFile(
     option="vae", title="Qwen-Image's VAE", network=qwen_vae.NETWORK, is_in=vae_files.is_qwen_vae, is_described=False
 )
 T5 = PartFile(option="text_encoder", title="T5, a text encoder", use=_TEXT, layouts=t5_names.LAYOUTS, is_alone=True)
+UMT5 = PartFile(
+    option="text_encoder",
+    title="UMT5, a text encoder",
+    use=_TEXT,
+    layouts=t5_names.UMT5,
+    like=lambda: known_configs.read("auraflow", "text_encoder", t5_names.UMT5.network),
+)
 
 
 _CLIP = partial(PartFile, option="text_encoder", title=clip_files.title, use=_TEXT, layouts=clip_names.LAYOUTS)

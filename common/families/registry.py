@@ -14,6 +14,7 @@ from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_fol
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind, fits
 from qwenimg.common.families.anima.family import FAMILY as ANIMA
+from qwenimg.common.families.auraflow.family import FAMILY as AURAFLOW
 from qwenimg.common.families.chroma.family import FAMILY as CHROMA
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.ernie.family import FAMILY as ERNIE
@@ -58,6 +59,7 @@ FAMILIES: tuple[Family, ...] = (
     FLUX_3,
     LONGCAT,
     CHROMA,
+    AURAFLOW,
     ERNIE,
     KREA_2,
     ANIMA,

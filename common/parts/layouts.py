@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qwenimg.common.networks.denoisers import (
     anima_names,
+    aura_names,
     chroma_names,
     ernie_names,
     flux2_names,
@@ -25,6 +26,7 @@ from qwenimg.common.networks.layout import Layouts
 LAYOUTS: tuple[Layouts, ...] = (
     zimage_names.LAYOUTS,
     lumina_names.LAYOUTS,
+    aura_names.LAYOUTS,
     flux_names.LAYOUTS,
     flux2_names.LAYOUTS,
     flux3_names.LAYOUTS,

@@ -23,6 +23,8 @@ from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import describe_lora
 from qwenimg.common.networks.denoisers import (
     anima_names,
+    aura_dit,
+    aura_names,
     chroma_names,
     flux2_names,
     flux3_names,
@@ -52,6 +54,7 @@ AUTHORS = {
     "z-image": zimage_names.place,
     "qwen-image-2.1": qwen21_names.place,
     "krea2": lambda name: Place(krea2_dit.authors_name(name)),
+    "auraflow": lambda name: aura_names.place(aura_dit.rename(name), aura_dit.AuraConfig()),
     "lumina": lambda name: lumina_names.place(name, lumina_dit.LuminaConfig()),
     "pixart": lambda name: pixart_names.place(pixart_dit.rename(name)),
     "anima": lambda name: Place(anima_names.authors_name(name)),
@@ -59,7 +62,7 @@ AUTHORS = {
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",),
         "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",), "ovis": ("flux", "ovis"),
         "chroma": ("flux",), "krea2": ("krea2",), "anima": ("cosmos",), "lumina": ("lumina2",),
-        "pixart": ("pixart",)}  # fmt: skip
+        "pixart": ("pixart",), "auraflow": ("aura",)}  # fmt: skip
 """The architectures that programs write for each family's transformer."""
 SHARED = {
     "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
@@ -71,10 +74,12 @@ SHARED = {
     "flux2-klein-9b text_encoder": {"z-image", "flux2", "anima", "ovis"},
     "anima text_encoder": {"z-image", "flux2", "anima", "ovis"},
     "lumina-image-2 text_encoder": {"lumina"},  # Gemma 2
+    "auraflow text_encoder": {"auraflow"},  # UMT5
     "sd3-medium vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
     "z-image-turbo vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
     "lumina-image-2 vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
-    "sd15 vae": {"stable-diffusion", "pixart"},
+    "sd15 vae": {"stable-diffusion", "pixart", "auraflow"},
+    "auraflow vae": {"stable-diffusion", "pixart", "auraflow"},
     "flux2-klein-4b vae": {"flux2", "flux2-dev", "flux3", "ernie"},
     "flux3-klein vae": {"flux2", "flux2-dev", "flux3", "ernie"},
     "flux3-klein text_encoder": {"qwen-image-2.1", "flux3", "krea2"},  # Qwen3-VL
@@ -178,6 +183,7 @@ TITLES = {
     "krea-2-raw": "Krea 2",
     "anima": "Anima",
     "lumina-image-2": "Lumina-Image 2.0",
+    "auraflow": "AuraFlow",
     "ovis-image": "Ovis-Image",
     "pixart-sigma": "PixArt",
     "longcat-image": "Flux.1 or LongCat-Image",  # by the names in the first blocks

@@ -56,6 +56,7 @@ WIDTHS = {
     "chroma1-hd": "transformer.joint_attention_dim text_encoder.d_model transformer.in_channels vae.latent_channels",
     "ernie-image": "transformer.text_in_dim text_encoder.state_size vae.patch_channels",
     "krea-2-raw": "text_encoder.state_size transformer.in_channels vae.z_dim",
+    "auraflow": "transformer.joint_attention_dim text_encoder.d_model transformer.in_channels vae.latent_channels",
     "lumina-image-2": "transformer.cap_feat_dim text_encoder.state_size transformer.in_channels vae.latent_channels",
     "pixart-sigma": "transformer.caption_channels text_encoder.d_model transformer.in_channels vae.latent_channels",
     "anima": "text_conditioner.source_dim transformer.text_embed_dim transformer.in_channels vae.z_dim",

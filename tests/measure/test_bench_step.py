@@ -23,6 +23,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "qwen21": {"num_attention_heads": 2, "context_in_dim": 128},
     "qwen21-kept": {"num_attention_heads": 2, "context_in_dim": 128},
     "z-image": {"dim": 256, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 128},
+    "auraflow": {"num_attention_heads": 1, "caption_projection_dim": 256, "joint_attention_dim": 128},
     "lumina": {"dim": 192, "n_heads": 2, "n_kv_heads": 1, "cap_feat_dim": 128},
     "pixart": {"num_attention_heads": 2, "cross_attention_dim": 144, "caption_channels": 128},
     "flux": HEADS,

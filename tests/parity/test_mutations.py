@@ -55,6 +55,9 @@ QUICK = {
     "ovis": {"fp32": ("gate_for_values", "zeros_as_the_last_token", "image_behind_the_text")},
     "pixart": {"fp32": ("stream_normed_before_the_text", "variance_for_noise", "width_before_height", "padding_seen")},
     "krea2": {"fp32": ("no_gate_of_attention", "layers_back_to_front", "text_numbered")},
+    "auraflow": {
+        "fp32": ("attention_in_the_stream", "tables_of_the_first_block", "last_state_for_zeros", "table_one_row_off"),
+    },
     "lumina": {"fp32": ("modulation_without_silu", "scores_without_a_bound", "norm_of_the_whole", "text_from_one_on")},
     "ernie": {"fp32": ("rope_a_rotation", "silu_in_the_head", "image_before_the_text")},
     "flux2": {"fp32": ("taps_the_last_three", "mu_of_pixels", "batch_eps_of_others")},

@@ -41,6 +41,7 @@ GUIDED: dict[str, dict[str, Any]] = {
     "longcat": {"guidance": 3.0},
     "ovis": {"guidance": 3.0},
     "chroma": {"guidance": 3.0},
+    "auraflow": {"guidance": 3.0},
     "flux2-dev": {"guidance": 3.0, "true_cfg": 2.0},
     "ernie": {"guidance": 3.0},
     "sd15": {"guidance": 3.0, "sampler": "euler_a"},

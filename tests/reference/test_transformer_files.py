@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from support import (
     tiny_anima,
+    tiny_auraflow,
     tiny_chroma,
     tiny_ernie,
     tiny_flux,
@@ -40,6 +41,8 @@ from support.relative import largest
 
 from qwenimg.common.networks.denoisers import (
     anima_names,
+    aura_dit,
+    aura_names,
     chroma_names,
     ernie_dit,
     ernie_names,
@@ -63,6 +66,7 @@ from qwenimg.common.networks.denoisers import (
     zimage_names,
 )
 from qwenimg.common.networks.denoisers.anima_dit import AnimaConfig
+from qwenimg.common.networks.denoisers.aura_dit import AuraConfig
 from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
@@ -193,6 +197,15 @@ PIXART = Network(
 )
 
 
+AURAFLOW = Network(
+    names=aura_names,
+    converter="convert_auraflow_transformer_checkpoint_to_diffusers",
+    like=AuraConfig(),
+    ours=aura_dit.rename,
+    coded=("_layers.", "_blocks."),
+)
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, a tiny model of it whose rows are whole blocks of codes, and its tensors in a file."""
@@ -317,6 +330,11 @@ def pixart(file: Callable[[Any], Tensors], **more: object) -> Case:
     return Case(PIXART, cache(partial(tiny_pixart.tiny_dit, **tiny_pixart.WIDE, **more)), file, config)
 
 
+def auraflow(file: Callable[[Any], Tensors]) -> Case:
+    model = cache(partial(tiny_auraflow.tiny_dit, **tiny_auraflow.WIDE))
+    return Case(AURAFLOW, model, file, lambda model: AuraConfig(**(tiny_auraflow.DIT | tiny_auraflow.WIDE)))
+
+
 CASES = {
     "flux-dev": flux(),
     "flux-schnell": flux(guidance_embeds=False),
@@ -337,6 +355,8 @@ CASES = {
     "krea2, diffusers' names": krea2(state_dict),
     "anima": anima(tiny_anima.transformer_file),
     "anima, diffusers' names": anima(state_dict),
+    "auraflow": auraflow(tiny_auraflow.transformer_file),
+    "auraflow, diffusers' names": auraflow(state_dict),
     "lumina": lumina(tiny_lumina.transformer_file),
     "lumina, diffusers' names": lumina(state_dict),
     "pixart": pixart(tiny_pixart.transformer_file),
@@ -368,7 +388,8 @@ def expected(network: Network, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     values = {network.ours(key): value.float().numpy() for key, value in tensors.items()}
     if network is ERNIE:
         values[ernie_dit.KERNEL] = values[ernie_dit.KERNEL][:, :, 0, 0]
-    return values | {key: value[0] for key, value in values.items() if network is SD3 and key == sd3_dit.TABLE}
+    tables = {SD3.names: (sd3_dit.TABLE,), AURAFLOW.names: (aura_dit.TABLE, aura_dit.REGISTER_TOKENS)}
+    return values | {key: values[key][0] for key in tables.get(network.names, ()) if key in values}
 
 
 def same(arrays: Arrays, wanted: Arrays) -> None:
@@ -431,6 +452,7 @@ def saved(path: Path, tensors: Tensors) -> Path:
         "qwen21, fused",
         "krea2",
         "anima",
+        "auraflow",
         "lumina",
     ]
     + [f"sd3-{kind}" for kind in tiny_sd3.KINDS],
@@ -478,6 +500,7 @@ ARCHITECTURES = (
     ("ernie", "ernie_image"),
     ("krea2", "krea2"),
     ("anima", "cosmos"),
+    ("auraflow", "aura"),
     ("lumina", "lumina2"),
     ("pixart", "pixart"),
 )  # fmt: skip
@@ -513,6 +536,7 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
         "flux3",
         "krea2",
         "anima",
+        "auraflow",
         "lumina",
         "pixart",
         "z-image",

@@ -42,6 +42,7 @@ KINDS = {
     "krea2": "krea2",
     "anima": "anima",
     "lumina": "lumina",
+    "auraflow": "auraflow",
     "ovis": "ovis",
     "pixart": "pixart",
     "pixart-alpha": "pixart",

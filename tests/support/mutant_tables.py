@@ -9,6 +9,7 @@ from typing import NamedTuple
 from qwenimg.common.hub.resolve import resolve
 from support import (
     mutants_anima,
+    mutants_auraflow,
     mutants_chroma,
     mutants_ernie,
     mutants_flux,
@@ -64,6 +65,7 @@ TABLES: Mapping[str, Table] = {
     "ernie": Table(mutants_ernie.MUTANTS, mutants_ernie.judge),
     "krea2": Table(mutants_krea2.MUTANTS, mutants_krea2.judge),
     "anima": Table(mutants_anima.MUTANTS, mutants_anima.judge),
+    "auraflow": Table(mutants_auraflow.MUTANTS, lambda tiny, scratch: Judge(tiny["auraflow"])),
     "lumina": Table(mutants_lumina.MUTANTS, lambda tiny, scratch: Judge(tiny["lumina"])),
     "ovis": Table(mutants_ovis.MUTANTS, mutants_ovis.judge),
     "pixart": Table(mutants_pixart.MUTANTS, mutants_pixart.judge),

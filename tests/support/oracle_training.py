@@ -30,6 +30,7 @@ from qwenimg.common.training.lora_step import Draw
 from support import (
     oracle,
     oracle_anima,
+    oracle_auraflow,
     oracle_chroma,
     oracle_edit,
     oracle_ernie,
@@ -154,6 +155,10 @@ def _kinds() -> dict[str, Kind]:
         ),
         "ovis": Kind(
             oracle_ovis.pipeline, "transformer", pack, lambda s: s, flow, options={"guidance_scale": 1.0},
+        ),
+        "auraflow": Kind(
+            oracle_auraflow.pipeline, "transformer", torch.from_numpy, lambda s: s, flow,
+            options={"guidance_scale": 1.0},
         ),
         "lumina": Kind(
             oracle_lumina.pipeline, "transformer", torch.from_numpy, lambda s: 1 - s, flow,

@@ -19,6 +19,7 @@ from qwenimg.common.networks.encoders import ip_adapter
 from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 from support import (
     tiny_anima,
+    tiny_auraflow,
     tiny_autoencoder,
     tiny_chroma,
     tiny_edit,
@@ -458,6 +459,31 @@ def _anima(sizes: Sizes) -> Parts:
     }
 
 
+def _auraflow(sizes: Sizes) -> Parts:
+    heads, width = sizes.whole(1, 4), sizes.whole(8, 30)
+    text = {
+        "d_model": sizes.whole(16, 90),
+        "d_kv": sizes.whole(4, 24),
+        "d_ff": sizes.whole(16, 240),
+        "num_layers": sizes.whole(2, 5),
+        "num_heads": sizes.whole(1, 6),
+    }
+    fields = {
+        "num_mmdit_layers": sizes.whole(1, 4),
+        "num_single_dit_layers": sizes.whole(1, 5),
+        "num_attention_heads": heads,
+        "attention_head_dim": width,
+        "caption_projection_dim": heads * width,
+        "joint_attention_dim": text["d_model"],
+        "pos_embed_max_size": sizes.whole(12, 20) ** 2,
+    }
+    return {
+        "text_encoder": tiny_auraflow.tiny_text_encoder(sizes.next_seed(), **text),
+        "transformer": tiny_auraflow.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_auraflow.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
 def _lumina(sizes: Sizes) -> Parts:
     heads, shared, layers = sizes.whole(1, 4), sizes.whole(1, 3), sizes.whole(2, 5)
     queries = shared * sizes.whole(1, 3)
@@ -692,6 +718,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "ernie": (tiny_ernie.write_tiny_ernie, _ernie),
     "krea2": (tiny_krea2.write_tiny_krea2, _krea2),
     "anima": (tiny_anima.write_tiny_anima, _anima),
+    "auraflow": (tiny_auraflow.write_tiny_auraflow, _auraflow),
     "lumina": (tiny_lumina.write_tiny_lumina, _lumina),
     "pixart": (partial(tiny_pixart.write_tiny_pixart, kind="pixart-alpha"), _pixart),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),

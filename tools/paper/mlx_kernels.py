@@ -111,6 +111,14 @@ def _sd3(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], 
     return lambda: component.predict(latents, (modulation, 0), condition)
 
 
+def _aura(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+    grid = case.height // PATCH, case.width // PATCH
+    condition = nodes.all_given(component.condition(mx.zeros((1, case.text, config.joint_attention_dim)), grid))
+    modulation = nodes.all_given(component.modulate(np.zeros((1, 256))))
+    latents = mx.zeros((1, config.in_channels, case.height, case.width))
+    return lambda: component.predict(latents, (modulation, 0), condition)
+
+
 def _unet(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
     texts = np.zeros((case.branches, case.text, config.cross_attention_dim), np.float32)
     added = config.projection_class_embeddings_input_dim if config.addition_embed_type else None
@@ -148,6 +156,7 @@ CALLS: dict[str, Callable[[Any, Any, Case, Nodes], Callable[[], Array]]] = {
     "lumina_dit": _patches,
     "ovis_dit": _flux,
     "sd3_dit": _sd3,
+    "aura_dit": _aura,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,

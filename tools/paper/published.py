@@ -16,6 +16,7 @@ from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, OpenModel
 from qwenimg.common.networks.denoisers import (
     anima_dit,
+    aura_dit,
     chroma_dit,
     ernie_dit,
     flux2_dit,
@@ -49,6 +50,7 @@ TEXTS: dict[str, Callable[[Any], int]] = {
     lumina_dit.NETWORK.name: lambda config: QWEN_TEXT,
     anima_dit.NETWORK.name: lambda config: 512,  # padded, as the next one
     ovis_dit.NETWORK.name: lambda config: 256,
+    aura_dit.NETWORK.name: lambda config: 256,  # padded
     sd3_dit.NETWORK.name: lambda config: CLIP_TEXT + 256,  # both CLIPs side by side, then T5
 }
 Network = tuple[str, Any]  # a module of `networks`, and its configuration

@@ -117,6 +117,16 @@ def _sd3(component: Any, config: Any, case: Case) -> Forward:
     return lambda: component.predict(latents, (modulation, 0), condition)
 
 
+def _aura(component: Any, config: Any, case: Case) -> Forward:
+    grid = case.height // PATCH, case.width // PATCH
+    condition = component.condition(
+        torch.empty(1, case.text, config.joint_attention_dim, device=component.device), grid
+    )
+    modulation = component.modulate(np.zeros((1, 256)))
+    latents = torch.empty(1, config.in_channels, case.height, case.width, device=component.device)
+    return lambda: component.predict(latents, (modulation, 0), condition)
+
+
 def _unet(component: Any, config: Any, case: Case) -> Forward:
     texts = np.zeros((case.branches, case.text, config.cross_attention_dim), np.float32)
     added = config.projection_class_embeddings_input_dim if config.addition_embed_type else None
@@ -149,6 +159,7 @@ CALLS: dict[str, Callable[[Any, Any, Case], Forward]] = {
     "lumina_dit": _patches,
     "ovis_dit": _flux,
     "sd3_dit": _sd3,
+    "aura_dit": _aura,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,

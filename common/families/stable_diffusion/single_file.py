@@ -32,7 +32,7 @@ from qwenimg.common.parts.texts.clip_files import Text
 from qwenimg.common.parts.vae_files import latent_channels
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import check_architecture
-from qwenimg.common.weights.part_names import VAES
+from qwenimg.common.weights.part_names import DENOISERS, VAES
 
 # Tensors that a file may have beside the models: whole names, and prefixes that end in a dot.
 _IGNORED = frozenset(
@@ -66,7 +66,6 @@ _IGNORED_PREFIXES = (
     "loss.",
     "embedding_manager.",  # of textual inversion during training
 )
-_DENOISER = "model.diffusion_model."
 LATENTS = 4  # channels; a VAE of another number is another family's
 _ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
 _EDM = {"edm_mean": "Playground model", "edm_vpred.sigma_max": "CosXL model"}
@@ -190,7 +189,7 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
 
 def prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     """Return the prefixes of the UNet's and the VAE's names; None for an absent part. A VAE of other latents than a
-    UNet here has is another family's."""
+    UNet here has, or beside a denoiser that is none, is another family's."""
     naming = unet_names.LAYOUTS.find_placed(tensors)
     unet = naming.prefix if naming else None
     alone = unet is None and latent_channels(tensors) == LATENTS
@@ -198,8 +197,8 @@ def prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     vae = next((prefix for prefix in inside if prefix + kl_vae_names.SIGN in tensors), None)
     if unet is None and vae:
         first = tensors.get(f"{vae}decoder.conv_in.weight")
-        other = any(name.startswith(_DENOISER) for name in tensors)  # PixArt's, which has such a VAE
-        vae = vae if first is not None and first.shape[1:2] == (LATENTS,) and not other else None
+        is_own = first is not None and first.shape[1:2] == (LATENTS,)
+        vae = vae if is_own and not any(name.startswith(DENOISERS[:-1]) for name in tensors) else None
     return unet, vae
 
 

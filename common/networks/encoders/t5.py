@@ -1,18 +1,19 @@
-"""T5's encoder (version 1.1), a text encoder of Flux.1 and Stable Diffusion 3: configuration, key styles and manifest.
+"""T5's encoder (version 1.1), a text encoder of Flux.1 and Stable Diffusion 3, and UMT5's, AuraFlow's: configuration,
+key styles and manifest.
 
 What is unusual about it:
 - embeddings are not multiplied by the root of their width, and scores are not divided by the root of a head's width;
 - it has no positions: a bias for each head and each bucket of distances is added to the scores. Its table is stored in
-  the first block, and all blocks use the one bias that is made from it;
+  the first block, and all blocks use the one bias that is made from it; of UMT5 each block has a table of its own;
 - all heads together are `num_heads` times `d_kv` wide, which need not be the width of the stream; no layer has a bias;
 - the feed-forward is gated by GELU in its tanh approximation. The product of gate and values exceeds float16, and so
   does the residual stream after it: in float16 both are float32, with the layer between them (`policy`);
-- padding is not masked: the padded positions attend, and are part of the conditioning;
+- padding is not masked: the padded positions attend, and are part of the conditioning; UMT5's pads are not seen;
 - files may hold the table of tokens a second time, and the decoder, which is not needed. In GGUF the names are
   llama.cpp's.
 
 Source: C. Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (2020); the
-published configurations of T5 v1.1.
+published configurations of T5 v1.1 and of AuraFlow's UMT5 (Pile-T5 XL).
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.precision import Precision
 
-MODEL_TYPE = "t5"
+MODEL_TYPE, PILE_TYPE = "t5", "umt5"
 FEED_FORWARD = "gated-gelu"
 
 _TOKENS, _TOKENS_AGAIN = "shared.weight", "encoder.embed_tokens.weight"
-_BUCKETS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_TABLE = "layer.0.SelfAttention.relative_attention_bias.weight"  # of distances, in a block
+_BUCKETS = f"encoder.block.0.{_TABLE}"
+SECOND_BUCKETS = f"encoder.block.1.{_TABLE}"
+"""A tensor that UMT5 has and T5 has not."""
 _BEYOND_FLOAT16 = re.compile(r"encoder\.block\.\d+\.layer\.1\.DenseReluDense\.wo")
 _NOT_NEEDED = ("decoder.", "lm_head.", "dec.", "output.")
 # transformers' defaults, which a saved configuration may leave out
@@ -49,6 +53,15 @@ _DEFAULTS = {
     "num_layers": 6,
     "num_heads": 8,
     "feed_forward_proj": "relu",
+}
+_PILE_DEFAULTS = {
+    "vocab_size": 250112,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": FEED_FORWARD,
 }
 _LLAMA_CPP = {
     "attn_norm": "layer.0.layer_norm",
@@ -83,6 +96,9 @@ class T5Config:
     relative_attention_max_distance: int = field(default=128, metadata={"min": 2})
     layer_norm_epsilon: float = 1e-6
     feed_forward_proj: str = FEED_FORWARD
+    shares_bias: bool = field(
+        default=True, metadata={"in_files": False}
+    )  # whether all blocks use the first one's table
 
     def __post_init__(self) -> None:
         if self.feed_forward_proj != FEED_FORWARD:
@@ -126,11 +142,12 @@ class T5Config:
         return self.num_heads
 
 
-def fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `T5Config` from a config.json. Raises ModelError for another model."""
-    if data.get("model_type", MODEL_TYPE) != MODEL_TYPE:
-        raise ModelError(f"model_type {clean(data['model_type'], 60)!r} is not supported; expected {MODEL_TYPE!r}")
-    return _DEFAULTS | {name: data[name] for name in T5Config.__dataclass_fields__ if name in data}
+def fields(data: Mapping[str, Any], kind: str = MODEL_TYPE) -> dict[str, Any]:
+    """Return the fields of `T5Config` from a config.json of this `kind`. Raises ModelError for another model."""
+    if data.get("model_type", kind) != kind:
+        raise ModelError(f"model_type {clean(data['model_type'], 60)!r} is not supported; expected {kind!r}")
+    defaults = _DEFAULTS if kind == MODEL_TYPE else _PILE_DEFAULTS
+    return defaults | {name: data[name] for name in T5Config.__dataclass_fields__ if name in data}
 
 
 def manifest(config: T5Config) -> Manifest:
@@ -144,10 +161,11 @@ def manifest(config: T5Config) -> Manifest:
         params.linear("layer.1.DenseReluDense.wo", width, config.d_ff, bias=False),
         params.norm("layer.1.layer_norm", width),
     )
+    table = {_TABLE: (config.relative_attention_num_buckets, config.num_heads)}
     return params.merge(
         {_TOKENS: (config.vocab_size, width)},
         params.repeat("encoder.block", config.num_layers, block),
-        {_BUCKETS: (config.relative_attention_num_buckets, config.num_heads)},
+        params.repeat("encoder.block", 1 if config.shares_bias else config.num_layers, table),
         params.norm("encoder.final_layer_norm", width),
     )
 
@@ -216,3 +234,11 @@ NETWORK = Network(
     architectures=frozenset({"t5", "t5encoder"}),
     described=lambda config: {"architectures": ["T5EncoderModel"]},
 )
+UMT5 = replace(
+    NETWORK,
+    kind=PILE_TYPE,
+    fields=lambda data: fields(data, PILE_TYPE),
+    stated={"shares_bias": False},
+    described=lambda config: {"architectures": ["UMT5EncoderModel"]},
+)
+"""The encoder whose blocks have tables of their own."""

@@ -22,14 +22,14 @@ from qwenimg.common.weights.plan import LoadPlan
 
 
 class Attention(torch.nn.Module):
-    def __init__(self, config: T5Config, first: bool):
+    def __init__(self, config: T5Config, has_table: bool):
         super().__init__()
         self.head_dim = config.d_kv
         self.q = ops.Linear(config.d_model, config.inner_dim, bias=False)
         self.k = ops.Linear(config.d_model, config.inner_dim, bias=False)
         self.v = ops.Linear(config.d_model, config.inner_dim, bias=False)
         self.o = ops.Linear(config.inner_dim, config.d_model, bias=False)
-        if first:
+        if has_table:
             self.relative_attention_bias = ops.Embedding(config.relative_attention_num_buckets, config.num_heads)
         self.attend = ops.Attend()
 
@@ -56,10 +56,10 @@ class FeedForward(torch.nn.Module):
 
 
 class AttentionLayer(torch.nn.Module):
-    def __init__(self, config: T5Config, first: bool):
+    def __init__(self, config: T5Config, has_table: bool):
         super().__init__()
         self.layer_norm = ops.RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.SelfAttention = Attention(config, first)
+        self.SelfAttention = Attention(config, has_table)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         return ops.residual(x, self.SelfAttention(self.layer_norm(x), bias))
@@ -76,9 +76,9 @@ class FeedForwardLayer(torch.nn.Module):
 
 
 class EncoderBlock(torch.nn.Module):
-    def __init__(self, config: T5Config, first: bool):
+    def __init__(self, config: T5Config, has_table: bool):
         super().__init__()
-        self.layer = torch.nn.ModuleList([AttentionLayer(config, first), FeedForwardLayer(config)])
+        self.layer = torch.nn.ModuleList([AttentionLayer(config, has_table), FeedForwardLayer(config)])
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """[B S C] -> [B S C], with a bias [1 H S K] of the scores."""
@@ -89,14 +89,17 @@ class EncoderBlock(torch.nn.Module):
 class Encoder(torch.nn.Module):
     def __init__(self, config: T5Config):
         super().__init__()
-        self.block = torch.nn.ModuleList([EncoderBlock(config, i == 0) for i in range(config.num_layers)])
+        tables = 1 if config.shares_bias else config.num_layers
+        self.block = torch.nn.ModuleList([EncoderBlock(config, i < tables) for i in range(config.num_layers)])
         self.final_layer_norm = ops.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, x: Tensor, buckets: Tensor) -> Tensor:
         """[B S C] -> [B S C], float32, for the buckets of distances [S K] to the tokens that are seen."""
-        first: Any = self.block[0]
-        bias = ops.score_bias(first.layer[0].SelfAttention.relative_attention_bias(buckets))
-        for block in self.block:
+        blocks: Sequence[Any] = list(self.block)
+        for block in blocks:
+            attention = block.layer[0].SelfAttention
+            if hasattr(attention, "relative_attention_bias"):
+                bias = ops.score_bias(attention.relative_attention_bias(buckets))
             x = block(x, bias)
         return self.final_layer_norm(x)
 
