@@ -1,5 +1,8 @@
-"""diffusers' AuraFlow pipeline as the reference for the whole way, one prompt and one image at a time, with exact
-sinusoids of times: those of its class are float32, of angles of up to 1000."""
+"""diffusers' AuraFlow pipeline as the reference for the whole way, one prompt and one image at a time.
+
+- Exact sinusoids of times: those of its class are float32, of angles of up to 1000.
+- Norms in the dtype of the model: those of its class are float32 in a model of float64 too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.models.normalization import FP32LayerNorm
 from PIL import Image
 
 from qwenimg.common.numbers.timesteps import sinusoids
@@ -24,10 +28,13 @@ def pipeline(folder: Path) -> Any:
 
 
 def exact(transformer: Any) -> None:
-    """Give a transformer exact sinusoids of times, which are noise levels."""
+    """Give a transformer exact sinusoids of times, which are noise levels, and norms in its dtype."""
     transformer.time_step_embed.forward = lambda times: torch.from_numpy(
         np.stack([sinusoids(1000 * float(time), 256) for time in times])
     )
+    for norm in transformer.modules():
+        if isinstance(norm, FP32LayerNorm):
+            norm.__class__ = torch.nn.LayerNorm
 
 
 def generate(

@@ -53,6 +53,7 @@ VAE: dict[str, Any] = {
 # As wide as needed for codes in blocks of 32, with heads as published, which no tensor shows
 WIDE: dict[str, Any] = {
     "attention_head_dim": 256, "num_attention_heads": 1, "caption_projection_dim": 256, "joint_attention_dim": 64,
+    "sample_size": 64,
 }  # fmt: skip
 WIDE_TEXT = {"d_model": 64, "d_kv": 32, "num_heads": 2, "d_ff": 96}
 WIDE_VAE: dict[str, Any] = {"block_out_channels": [32, 32, 64, 32], "norm_num_groups": 32}

@@ -25,10 +25,13 @@ BACKENDS = ("cpu", "mlx")
 # Relative L2 of all gradients, and of the worst tensor. Measured: 4e-7 to 1.1e-6 and 1e-6 to 1.6e-5, whose tensor is
 # small; Z-Image 8e-6 and 1.2e-5, since diffusers computes the embedding of its time in float32; LongCat-Image-Edit
 # 1.1e-5 and 2.5e-5, since the text with a picture is 4e-6 off the reference's, which is float32 too; ERNIE-Image 3.2e-6
-# and 6e-6, since its modulation is in float32 there.
+# and 6e-6, since its modulation is in float32 there; AuraFlow 2.6e-5 and 9e-5, since sums go over 250 equal rows of pads
+# (8e-6 with 16 rows of text).
 FP32, FP32_WORST = 3e-6, 4e-5
-IN_FLOAT32 = {"z-image": 2e-5, "longcat-edit": 2e-5, "ernie": 6e-6}
+IN_FLOAT32 = {"z-image": 2e-5, "longcat-edit": 2e-5, "ernie": 6e-6, "auraflow": 5e-5}
+WORST_IN_FLOAT32 = {"auraflow": 2e-4}
 BF16 = 2e-2  # measured: 5e-3 to 1.4e-2
+BF16_PADS = {"auraflow": 3e-2}  # measured: 1.4e-2 and 2.1e-2, for the same reason
 # Of models whose text is the states of many layers of a tiny language model, 2e-2 to 4e-2 off in bfloat16; measured:
 # 2.1e-2 to 5.1e-2, and 7e-3 if the reference takes the same text.
 BF16_TEXT, OF_TEXT = 7e-2, ("flux2-dev", "flux3-base", "longcat-edit", "qwen21", "krea2")
@@ -76,7 +79,7 @@ def test_gradients_are_those_of_diffusers_and_peft(kind: str, backend: str, tiny
     print(f"{kind} on {backend}: loss off by {abs(loss / right - 1):.1e}, gradients {whole:.1e}, {name} {worst:.1e}")
     assert abs(loss / right - 1) <= LOSS
     assert whole <= IN_FLOAT32.get(kind, FP32)
-    assert worst <= FP32_WORST
+    assert worst <= WORST_IN_FLOAT32.get(kind, FP32_WORST)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -172,7 +175,7 @@ def test_gradients_in_bfloat16(kind: str, backend: str, tiny: dict[str, Path], e
         right, gradients = expected(kind, model)
     whole, worst, name = apart(found, gradients)
     print(f"{kind} on {backend} in bf16: loss {abs(loss / right - 1):.1e}, gradients {whole:.1e}, {name} {worst:.1e}")
-    assert whole <= (BF16_TEXT if kind in OF_TEXT else BF16)
+    assert whole <= (BF16_TEXT if kind in OF_TEXT else BF16_PADS.get(kind, BF16))
 
 
 @pytest.mark.parametrize("bits", ["8", pytest.param("4", marks=pytest.mark.rest)])
