@@ -52,7 +52,8 @@ TITLES = {
     "flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev", "flux2-kv": "FLUX.2 klein KV", "flux3": "FLUX.3 Image Klein",
     "qwen-edit": "Qwen-Image-Edit",
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
-    "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0", "pixart": "PixArt", "auraflow": "AuraFlow",
+    "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0",
+    "pixart": "PixArt", "auraflow": "AuraFlow",
     "qwen21": "Qwen-Image-2.1",
     "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
