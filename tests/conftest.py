@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,14 @@ def tiny_lumina(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_sana(shared_folder: Path) -> dict[str, Path]:
+    """Tiny SANA folders by their kind, written by diffusers; see `tiny_sana`."""
+    from support.tiny_sana import KINDS, write_tiny_sana
+
+    return {kind: written(shared_folder / f"tiny-{kind}", partial(write_tiny_sana, kind=kind)) for kind in KINDS}
+
+
+@pytest.fixture(scope="session")
 def tiny_ovis(shared_folder: Path) -> Path:
     """A tiny Ovis-Image folder, written by diffusers; see `tiny_ovis`."""
     from support.tiny_ovis import write_tiny_ovis
@@ -348,6 +357,7 @@ def tiny(
     tiny_anima: Path,
     tiny_auraflow: Path,
     tiny_lumina: Path,
+    tiny_sana: dict[str, Path],
     tiny_ovis: Path,
     tiny_pixart: dict[str, Path],
     tiny_sd3: dict[str, Path],
@@ -374,6 +384,7 @@ def tiny(
         | tiny_ernie
         | tiny_krea2
         | tiny_pixart
+        | {kind: tiny_sana[kind] for kind in ("sana", "sana-sprint")}
         | folders
     )
 

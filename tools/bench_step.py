@@ -68,6 +68,8 @@ from qwenimg.common.networks.denoisers import (
     qwen21_dit,
     qwen_conditioning,
     qwen_dit,
+    sana_conditioning,
+    sana_dit,
     sd3_conditioning,
     sd3_dit,
     unet,
@@ -86,6 +88,7 @@ from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
 from qwenimg.common.networks.denoisers.pixart_dit import PixArtConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.sana_dit import QK_NORM, SanaConfig
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import packing
@@ -282,6 +285,19 @@ def _pixart_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
 def _pixart_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
     features, x = pixart_conditioning.time_row(1000 * SIGMA), engine.array(latents)
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
+
+
+# SANA
+
+
+def _sana_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    return lambda: model(latents, text, _time(1000 * SIGMA, text), return_dict=False)[0][0]
+
+
+def _sana_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    condition = component.condition(engine.array(text), latents.shape[2:])
+    features, x = sana_conditioning.time_rows(component.config, 1000 * SIGMA, GUIDANCE), engine.array(latents)
     return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
 
 
@@ -609,6 +625,11 @@ def cases(layers: int = 2) -> dict[str, Case]:
             config=PixArtConfig(num_layers=2, use_additional_conditions=False),
             oracle="PixArtTransformer2DModel", embedding="adaln_single.emb.time_proj", text=4096, latents=4,
             theirs=_pixart_theirs, ours=_pixart_ours,
+        ),
+        "sana": Case(
+            family="sana", network=sana_dit.NETWORK, config=SanaConfig(num_layers=2, qk_norm=QK_NORM),
+            oracle="SanaTransformer2DModel", embedding="time_embed.emb.time_proj", text=2304, patch=1,
+            theirs=_sana_theirs, ours=_sana_ours,
         ),
         "longcat": Case(
             family="longcat", network=longcat_dit.NETWORK, config=LongCatConfig(num_layers=1, num_single_layers=1),

@@ -47,6 +47,7 @@ from support.tiny_model import write_tiny_model
 from support.tiny_ovis import write_tiny_ovis
 from support.tiny_pixart import write_tiny_pixart
 from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
+from support.tiny_sana import write_tiny_sana
 from support.tiny_sd import write_tiny_sd
 from support.tiny_sd3 import write_tiny_sd3
 from support.tiny_zimage import write_tiny_zimage
@@ -102,6 +103,8 @@ WRITERS = {
     "anima": write_tiny_anima,
     "auraflow": write_tiny_auraflow,
     "lumina": write_tiny_lumina,
+    "sana": write_tiny_sana,
+    "sana-sprint": partial(write_tiny_sana, kind="sana-sprint"),
     "ovis": write_tiny_ovis,
     "pixart": partial(write_tiny_pixart, kind="pixart-alpha"),
     "longcat": partial(write_tiny_longcat, kind="text"),

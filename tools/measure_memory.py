@@ -157,6 +157,8 @@ RUNS = (
     Run("anima", "mlx", "--size 128x128 --precision fp32"),
     Run("pixart", "cpu", "--size 512x512 --precision fp32"),
     Run("pixart", "mlx", "--size 256x256 --precision fp32"),
+    Run("sana", "cpu", "--size 1024x1024 --precision fp32"),
+    Run("sana", "mlx", "--size 256x256 --precision fp32"),
     # under a control network
     Run("sd15-controlnet", "cpu", "--size 512x512 --precision fp32"),
     Run("sd15-controlnet", "mlx", "--size 256x256 --precision fp32"),
@@ -218,6 +220,7 @@ MODULATED_IN_STEPS = (
     "z-image", "z-image-control", "flux2", "flux2-dev", "flux2-kv", "flux3", "ernie", "krea2", "qwen21", "anima",
     "lumina",
     "pixart",
+    "sana",
 )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from support.tiny_model import write_tiny_model
 from support.tiny_ovis import write_tiny_ovis
 from support.tiny_pixart import write_tiny_pixart
 from support.tiny_qwen21 import write_tiny_qwen21
+from support.tiny_sana import write_tiny_sana
 from support.tiny_sd import write_tiny_sd
 from support.tiny_sd3 import write_tiny_sd3
 from support.tiny_zimage import write_tiny_zimage
@@ -54,6 +55,7 @@ TITLES = {
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
     "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0",
     "pixart": "PixArt", "auraflow": "AuraFlow",
+    "sana": "SANA", "sana-sprint": "SANA-Sprint",
     "qwen21": "Qwen-Image-2.1",
     "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
@@ -75,6 +77,8 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "anima": write_tiny_anima,
     "auraflow": write_tiny_auraflow,
     "lumina": write_tiny_lumina,
+    "sana": write_tiny_sana,
+    "sana-sprint": lambda folder: write_tiny_sana(folder, "sana-sprint"),
     "ovis": write_tiny_ovis,
     "pixart-alpha": lambda folder: write_tiny_pixart(folder, "pixart-alpha"),
     "longcat": lambda folder: write_tiny_longcat(folder, "text"),

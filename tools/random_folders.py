@@ -21,6 +21,7 @@ from PIL import Image
 from random_model import write_part, write_small_files
 from tiny_tokenizer import write_tiny_tokenizer
 
+from qwenimg.common.base.config import parse
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
 from qwenimg.common.families.stable_diffusion import control
@@ -42,6 +43,7 @@ from qwenimg.common.networks.denoisers import (
     qwen21_dit,
     qwen_controlnet,
     qwen_dit,
+    sana_dit,
     sd3_dit,
     t2i_adapter,
     unet,
@@ -63,7 +65,7 @@ from qwenimg.common.networks.encoders import (
 from qwenimg.common.networks.encoders.decoder import GELU, DecoderConfig
 from qwenimg.common.networks.encoders.qwen import QWEN2_5_VL, QWEN3, QWEN3_VL, Qwen3Config, Qwen3VLConfig, QwenVLConfig
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import flux2_vae, kl_vae, qwen21_vae, qwen_vae
+from qwenimg.common.networks.vaes import dc_vae, flux2_vae, kl_vae, qwen21_vae, qwen_vae
 from qwenimg.common.prompts.vocabulary import byte_symbols
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # for tokenizers that are trained
@@ -249,6 +251,26 @@ MISTRAL = DecoderConfig(
     hidden_size=512, intermediate_size=2048, num_hidden_layers=32, num_attention_heads=8, num_key_value_heads=2,
     head_dim=64, vocab_size=32000, rms_norm_eps=1e-5, rope_theta=1e9,
 )  # fmt: skip
+GEMMA = parse(
+    DecoderConfig,
+    language_names.GEMMA_2.network.fields(
+        {
+            "model_type": "gemma2", "hidden_size": 576, "intermediate_size": 2304, "num_hidden_layers": 13,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 32000,
+            "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 128,
+            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
+            "rope_theta": 10000.0,
+        }
+    ),
+    source="Gemma 2",
+)  # fmt: skip
+SANA = sana_dit.SanaConfig(
+    num_layers=6, num_attention_heads=18, num_cross_attention_heads=9, cross_attention_head_dim=64,
+    cross_attention_dim=576, caption_channels=576, qk_norm=sana_dit.QK_NORM,
+)  # fmt: skip
+SANA_VAE = dc_vae.DCVAEConfig(
+    encoder_block_out_channels=(64, 128, 256, 256, 512, 512), decoder_block_out_channels=(64, 128, 256, 256, 512, 512)
+)
 FLUX3 = flux3_dit.Flux3Config(
     num_layers=2, num_single_layers=8, num_attention_heads=8, joint_attention_dim=4096, flow_map=True
 )
@@ -443,6 +465,15 @@ KINDS = {
             "vae": (qwen_vae.NETWORK, qwen_vae.QwenVAEConfig()),
         },
         tokenizers={"tokenizer": write_tiny_tokenizer, "t5_tokenizer": write_t5_tokenizer},
+    ),
+    "sana": Kind(
+        model="sana-1.5",
+        parts={
+            "transformer": (sana_dit.NETWORK, SANA),
+            "text_encoder": (language_names.GEMMA_2.network, GEMMA),
+            "vae": (dc_vae.NETWORK, SANA_VAE),
+        },
+        tokenizers={"tokenizer": write_gemma_tokenizer},
     ),
     "ernie": Kind(
         model="ernie-image",

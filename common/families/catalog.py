@@ -27,6 +27,7 @@ from qwenimg.common.families.ovis import known as ovis
 from qwenimg.common.families.pixart import known as pixart
 from qwenimg.common.families.qwen_image import known as qwen_image
 from qwenimg.common.families.qwen_image_21 import known as qwen_image_21
+from qwenimg.common.families.sana import known as sana
 from qwenimg.common.families.sd3 import known as sd3
 from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
@@ -35,7 +36,7 @@ from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, TINY_VA
 # What each `known.py` has is taken from here: KNOWN, and where it has them SMALL_FILES, CONTROLS, ADAPTERS, REFUSED.
 _FAMILIES = (
     *(qwen_image, qwen_image_21, z_image, flux2, flux2_dev, flux3, flux),
-    *(stable_diffusion, sd3, longcat, chroma, ernie, krea2, anima, ovis, lumina, pixart, auraflow),
+    *(stable_diffusion, sd3, longcat, chroma, ernie, krea2, anima, ovis, lumina, pixart, auraflow, sana),
 )
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {

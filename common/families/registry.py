@@ -33,6 +33,7 @@ from qwenimg.common.families.ovis.family import FAMILY as OVIS
 from qwenimg.common.families.pixart.family import FAMILY as PIXART
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.qwen_image_21.family import FAMILY as QWEN_IMAGE_21
+from qwenimg.common.families.sana.family import FAMILY as SANA
 from qwenimg.common.families.sd3.family import FAMILY as SD3
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
@@ -53,6 +54,7 @@ FAMILIES: tuple[Family, ...] = (
     SD3,
     Z_IMAGE,
     LUMINA,
+    SANA,
     FLUX,
     FLUX_2,
     FLUX_2_DEV,

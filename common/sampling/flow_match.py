@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ _UNSUPPORTED = (
 class FlowMatchConfig:
     """The fields of a flow-match Euler scheduler's `scheduler_config.json`, with their own names and defaults."""
 
+    sampler: ClassVar[str] = "euler"  # the one that a run takes if none is asked for
+    class_name: ClassVar[str] = CLASS_NAME
     num_train_timesteps: int = 1000
     shift: float = 1.0
     use_dynamic_shifting: bool = False

@@ -48,6 +48,8 @@ ROLES: Mapping[re.Pattern[str], Role] = {
     re.compile(r"(.*mode_blocks|single_transformer_blocks).+\.ff\.linear_in"): Role(inputs=0, activation="gated"),
     re.compile(r".*\.(linear_in|w1|gate_proj|gate_layer|ff\.gate)"): Role(activation="gated"),
     re.compile(r".*\.(w3|up_proj|img_mlp\.proj|ff\.up)"): Role(inputs=0, activation="gated"),
+    # A SiLU, a convolution over the image, and a gate
+    re.compile(r".*\.ff\.conv_inverted"): Role(plain=2, activation="gated"),
     # FLUX.3's attention and feed-forward have one input, and their results are added
     re.compile(r"(.*mode_blocks|single_.+)\.attn\.to_out\.0"): Role(),
     # Attention and feed-forward side by side: their joined results are its input, and attention keeps its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.models.flow_model import TOKEN, FlowModel
+from qwenimg.common.pipeline.models.flow_model import FlowModel
 from qwenimg.common.request.request import Request
 from qwenimg.common.sampling.discrete import DiffusionConfig
 from qwenimg.common.sampling.flow_match import shifted
@@ -29,7 +29,7 @@ def level(model: DiffusionModel, request: Request, place: float) -> float:
         return sigmas[min(int(place * len(sigmas)), len(sigmas) - 1)]
     assert isinstance(model, FlowModel)
     base = 1.0 / (1.0 + np.exp(-normal_quantile(place)))
-    tokens = request.width * request.height // TOKEN**2
+    tokens = request.width * request.height // model.token**2
     mu = model.levels.mu(config, tokens, request.steps) if config.use_dynamic_shifting else 0.0
     return float(np.float32(np.clip(shifted(config, np.array([base], np.float64), mu)[0], LEAST, MOST)))
 

@@ -19,7 +19,7 @@ from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.pipeline.fit import seconds
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.models.flow_model import TOKEN, FlowModel
+from qwenimg.common.pipeline.models.flow_model import FlowModel
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.prompts.weighted import LENGTH
@@ -148,7 +148,7 @@ def _counted(
         with texts.of_usual_length() if isinstance(texts, TemplateTexts) else nullcontext():
             text = model.lengths(request, counted)[0]
         sizes = [(request.width, request.height), *model.inputs.sizes(request)]
-        return count.transformer(sum(w * h for w, h in sizes) // TOKEN**2, text, model.heads)
+        return count.transformer(sum(w * h for w, h in sizes) // model.token**2, text, model.heads)
     shapes = component.plan.shapes.items()
     kernels = {name: shape for name, shape in shapes if len(shape) == 4 and prod(shape[2:]) > 1}
     return count.unet(component.config, kernels, request.width * request.height // model.scale**2)

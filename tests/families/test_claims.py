@@ -38,6 +38,8 @@ from qwenimg.common.networks.denoisers import (
     pixart_dit,
     pixart_names,
     qwen21_names,
+    sana_dit,
+    sana_names,
     zimage_names,
 )
 from qwenimg.common.weights.keys import Place
@@ -57,12 +59,13 @@ AUTHORS = {
     "auraflow": lambda name: aura_names.place(aura_dit.rename(name), aura_dit.AuraConfig()),
     "lumina": lambda name: lumina_names.place(name, lumina_dit.LuminaConfig()),
     "pixart": lambda name: pixart_names.place(pixart_dit.rename(name)),
+    "sana": lambda name: sana_names.place(sana_dit.rename(name), sana_dit.SanaConfig()),
     "anima": lambda name: Place(anima_names.authors_name(name)),
 }
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",),
         "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",), "ovis": ("flux", "ovis"),
         "chroma": ("flux",), "krea2": ("krea2",), "anima": ("cosmos",), "lumina": ("lumina2",),
-        "pixart": ("pixart",), "auraflow": ("aura",)}  # fmt: skip
+        "pixart": ("pixart",), "auraflow": ("aura",), "sana": ("sana",)}  # fmt: skip
 """The architectures that programs write for each family's transformer."""
 SHARED = {
     "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
@@ -73,8 +76,10 @@ SHARED = {
     "z-image-turbo text_encoder": {"z-image", "flux2", "anima", "ovis"},  # Qwen3
     "flux2-klein-9b text_encoder": {"z-image", "flux2", "anima", "ovis"},
     "anima text_encoder": {"z-image", "flux2", "anima", "ovis"},
-    "lumina-image-2 text_encoder": {"lumina"},  # Gemma 2
+    "lumina-image-2 text_encoder": {"lumina", "sana"},  # Gemma 2
     "auraflow text_encoder": {"auraflow"},  # UMT5
+    "sana-1.5 text_encoder": {"lumina", "sana"},
+    "sana-1.5 vae": {"sana"},
     "sd3-medium vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
     "z-image-turbo vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
     "lumina-image-2 vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
@@ -184,6 +189,7 @@ TITLES = {
     "anima": "Anima",
     "lumina-image-2": "Lumina-Image 2.0",
     "auraflow": "AuraFlow",
+    "sana-1.5": "SANA",
     "ovis-image": "Ovis-Image",
     "pixart-sigma": "PixArt",
     "longcat-image": "Flux.1 or LongCat-Image",  # by the names in the first blocks

@@ -109,6 +109,17 @@ KNOWN: dict[str, Row] = {
     "auraflow-0.2": ("auraflow", "Apache-2.0", 50, 3.5, partial(shift, 1.73)),
     "auraflow-0.1": ("auraflow", "Apache-2.0", 50, 3.5, partial(shift, 1.73)),
     "pony-v7": ("auraflow", "Pony", 30, 3.5, partial(shift, 1.73)),
+    **{
+        name: ("sana", "NVIDIA non-commercial", steps, 4.5, partial(shift, value))
+        for name, steps, value in (
+            ("sana-1.5", 20, 3.0),
+            ("sana-1.5-4.8b", 20, 3.0),
+            ("sana-1.6b", 20, 3.0),
+            ("sana-0.6b", 20, 3.0),
+            ("sana-sprint", 2, 1.0),
+            ("sana-sprint-0.6b", 2, 1.0),
+        )
+    },
     "anima": ("anima", "Non-Commercial", 40, 4.0, partial(shift, 3.0)),
     "flux-kontext": ("flux", "Non-Commercial", 28, 2.5, partial(gated, "edits")),
     "flux-fill": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "masked")),
@@ -148,6 +159,7 @@ SPELLINGS = {
     "PixArt-alpha/PixArt-XL-2-1024-MS": "pixart-alpha", "pixart": "pixart-sigma",
     "PixArt-alpha/PixArt-LCM-XL-2-1024-MS": "pixart-lcm",
     "fal/AuraFlow": "auraflow-0.1", "AuraFlow-v0.3": "auraflow", "purplesmartai/pony-v7-base": "pony-v7",
+    "sana": "sana-1.5", "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": "sana-1.5-4.8b",
     "circlestone-labs/Anima-Base-v1.0-Diffusers": "anima", "Anima-Base": "anima",
     "black-forest-labs/FLUX.2-dev": "flux2-dev", "flux.2-dev": "flux2-dev",
     "flux2-klein": "flux2-klein-4b", "flux.1-fill-dev": "flux-fill",

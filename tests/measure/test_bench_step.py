@@ -36,6 +36,10 @@ NARROW: dict[str, dict[str, Any]] = {
         "num_text_layers": 2, "text_num_attention_heads": 2, "text_num_key_value_heads": 2,
         "text_intermediate_size": 96,
     },
+    "sana": {
+        "num_attention_heads": 4, "num_cross_attention_heads": 2, "cross_attention_head_dim": 64,
+        "cross_attention_dim": 128, "caption_channels": 128,
+    },
     "longcat": HEADS,
     "ovis": HEADS,
     "chroma": HEADS | {"approximator_hidden_dim": 64},

@@ -58,6 +58,8 @@ QUICK = {
     "auraflow": {
         "fp32": ("attention_in_the_stream", "tables_of_the_first_block", "last_state_for_zeros", "table_one_row_off"),
     },
+    "sana": {"fp32": ("softmax_for_relu", "neighbours_not_seen", "whole_instruction_seen", "times_not_rounded_down")},
+    "sana-sprint": {"fp32": ("guidance_not_added",)},
     "lumina": {"fp32": ("modulation_without_silu", "scores_without_a_bound", "norm_of_the_whole", "text_from_one_on")},
     "ernie": {"fp32": ("rope_a_rotation", "silu_in_the_head", "image_before_the_text")},
     "flux2": {"fp32": ("taps_the_last_three", "mu_of_pixels", "batch_eps_of_others")},

@@ -31,6 +31,7 @@ from support import (
     tiny_ovis,
     tiny_pixart,
     tiny_qwen21,
+    tiny_sana,
     tiny_sd3,
     tiny_zimage,
 )
@@ -60,6 +61,8 @@ from qwenimg.common.networks.denoisers import (
     pixart_dit,
     pixart_names,
     qwen21_names,
+    sana_dit,
+    sana_names,
     sd3_dit,
     sd3_names,
     zimage_dit,
@@ -78,6 +81,7 @@ from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
 from qwenimg.common.networks.denoisers.pixart_dit import PixArtConfig
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
+from qwenimg.common.networks.denoisers.sana_dit import SanaConfig
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.parts.components import config_at
@@ -203,6 +207,18 @@ AURAFLOW = Network(
     like=AuraConfig(),
     ours=aura_dit.rename,
     coded=("_layers.", "_blocks."),
+)
+
+
+SANA_WIDE: dict[str, Any] = {
+    "in_channels": 32, "out_channels": 32, "num_attention_heads": 3, "attention_head_dim": 32,
+    "cross_attention_head_dim": 32, "cross_attention_dim": 96, "caption_channels": 64, "mlp_ratio": 2.0,
+}  # fmt: skip
+SANA = Network(
+    names=sana_names,
+    like=SanaConfig(num_attention_heads=3, num_cross_attention_heads=3, cross_attention_dim=96),
+    converter="convert_sana_transformer_to_diffusers",
+    ours=sana_dit.rename,
 )
 
 
@@ -335,6 +351,13 @@ def auraflow(file: Callable[[Any], Tensors]) -> Case:
     return Case(AURAFLOW, model, file, lambda model: AuraConfig(**(tiny_auraflow.DIT | tiny_auraflow.WIDE)))
 
 
+def sana(kind: str, file: Callable[[Any], Tensors]) -> Case:
+    changes = tiny_sana.KINDS[kind] | SANA_WIDE
+    changes |= {"interpolation_scale": 1.0} if kind == "sana-2k" else {}  # that of its size, which a file shows
+    network = SANA if kind == "sana-1.0" else replace(SANA, converter="")  # diffusers' knows no newer ones
+    return Case(network, cache(partial(tiny_sana.tiny_dit, **changes)), file, partial(as_in, SanaConfig))
+
+
 CASES = {
     "flux-dev": flux(),
     "flux-schnell": flux(guidance_embeds=False),
@@ -362,6 +385,8 @@ CASES = {
     "pixart": pixart(tiny_pixart.transformer_file),
     "pixart, alpha": pixart(tiny_pixart.transformer_file, use_additional_conditions=True),
     "pixart, diffusers' names": pixart(state_dict),
+    **{kind: sana(kind, tiny_sana.transformer_file) for kind in tiny_sana.KINDS},
+    "sana, diffusers' names": sana("sana", state_dict),
     "flux3": flux3(flow_map=True),
     "flux3-base": flux3(flow_map=False),
     "z-image": z_image(tiny_zimage.transformer_file),
@@ -389,6 +414,8 @@ def expected(network: Network, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     if network is ERNIE:
         values[ernie_dit.KERNEL] = values[ernie_dit.KERNEL][:, :, 0, 0]
     tables = {SD3.names: (sd3_dit.TABLE,), AURAFLOW.names: (aura_dit.TABLE, aura_dit.REGISTER_TOKENS)}
+    if network.names is sana_names:
+        values = {key: value[:, :, 0, 0] if value.shape[2:] == (1, 1) else value for key, value in values.items()}
     return values | {key: values[key][0] for key in tables.get(network.names, ()) if key in values}
 
 
@@ -454,6 +481,7 @@ def saved(path: Path, tensors: Tensors) -> Path:
         "anima",
         "auraflow",
         "lumina",
+        "sana-1.0",
     ]
     + [f"sd3-{kind}" for kind in tiny_sd3.KINDS],
 )
@@ -503,6 +531,7 @@ ARCHITECTURES = (
     ("auraflow", "aura"),
     ("lumina", "lumina2"),
     ("pixart", "pixart"),
+    ("sana", "sana"),
 )  # fmt: skip
 TYPES = [(*row, type) for row in ARCHITECTURES for type in ("F16", "Q8_0")]
 TYPES += [(*row, type) for row in ARCHITECTURES[3:5] for type in ("BF16", "Q4_0")]
@@ -539,6 +568,7 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
         "auraflow",
         "lumina",
         "pixart",
+        "sana",
         "z-image",
         "qwen21, fused",
     ],

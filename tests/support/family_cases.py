@@ -43,6 +43,8 @@ KINDS = {
     "anima": "anima",
     "lumina": "lumina",
     "auraflow": "auraflow",
+    "sana": "sana",
+    "sana-sprint": "sana",
     "ovis": "ovis",
     "pixart": "pixart",
     "pixart-alpha": "pixart",

@@ -43,6 +43,7 @@ from support import (
     oracle_ovis,
     oracle_pixart,
     oracle_qwen21,
+    oracle_sana,
     oracle_sd,
     oracle_sd3,
     oracle_zimage,
@@ -169,6 +170,10 @@ def _kinds() -> dict[str, Kind]:
             oracle_pixart.pipeline, "transformer", torch.from_numpy, _linear_time, flow, noised=_scaled,
             answer=lambda result: result[0][:, :4], target=lambda x0, noise, sigma: noise,
             weight=lambda s: min(1 / s**2, 5.0) * s**2, options=drawn,
+        ),
+        "sana": Kind(
+            oracle_sana.pipeline, "transformer", torch.from_numpy, lambda s: float(int(1000 * s)), flow,
+            options={"guidance_scale": 1.0, "use_resolution_binning": False},
         ),
         "sd15": Kind(
             _unet("StableDiffusionPipeline"), "unet", torch.from_numpy, _trained_time, levels,

@@ -39,6 +39,7 @@ from support import (
     tiny_pixart,
     tiny_qwen21,
     tiny_redux,
+    tiny_sana,
     tiny_sd,
     tiny_sd3,
     tiny_zimage,
@@ -533,6 +534,41 @@ def _pixart(sizes: Sizes) -> Parts:
     }
 
 
+def _sana(sizes: Sizes) -> Parts:
+    shared = sizes.whole(1, 3)
+    text = {
+        "hidden_size": shared * sizes.whole(8, 24),
+        "intermediate_size": sizes.whole(16, 240),
+        "num_hidden_layers": sizes.whole(2, 5),
+        "head_dim": sizes.whole(4, 32, of=2),
+        "num_key_value_heads": shared,
+        "num_attention_heads": shared * sizes.whole(1, 3),
+        "query_pre_attn_scalar": sizes.whole(4, 40),
+        "sliding_window": sizes.whole(4, 60),
+    }
+    heads, size, across = 4 * sizes.whole(1, 2), sizes.whole(4, 16), sizes.whole(1, 4)
+    fields = {
+        "num_attention_heads": heads,
+        "attention_head_dim": size,
+        "num_layers": sizes.whole(2, 5),
+        "num_cross_attention_heads": across,
+        "cross_attention_head_dim": sizes.whole(4, 40),
+        "cross_attention_dim": heads * size,
+        "caption_channels": text["hidden_size"],
+        "mlp_ratio": sizes.whole(2, 6) / 2,
+        "qk_norm": (None, "rms_norm_across_heads")[sizes.whole(0, 1)],
+    }
+    inner = 8 * sizes.whole(1, 2)
+    widths = [sizes.whole(1, 2) * 4, 8, 8, inner, inner, 2 * inner]
+    layers = {f"{way}_layers_per_block": [sizes.whole(1, 2) for _ in widths] for way in ("encoder", "decoder")}
+    vae = {f"{way}_block_out_channels": widths for way in ("encoder", "decoder")} | layers
+    return {
+        "text_encoder": tiny_lumina.tiny_text_encoder(sizes.next_seed(), **text),
+        "transformer": tiny_sana.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_sana.tiny_vae(sizes.next_seed(), **vae),
+    }
+
+
 def _sd3(sizes: Sizes) -> Parts:
     from support.spiece_files import hugging_face, trained
 
@@ -719,6 +755,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "krea2": (tiny_krea2.write_tiny_krea2, _krea2),
     "anima": (tiny_anima.write_tiny_anima, _anima),
     "auraflow": (tiny_auraflow.write_tiny_auraflow, _auraflow),
+    "sana": (tiny_sana.write_tiny_sana, _sana),
     "lumina": (tiny_lumina.write_tiny_lumina, _lumina),
     "pixart": (partial(tiny_pixart.write_tiny_pixart, kind="pixart-alpha"), _pixart),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),

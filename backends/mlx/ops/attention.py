@@ -15,6 +15,7 @@ from qwenimg.common.runtime.observers import seen
 FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which a GPU has a fused attention kernel
 
 
+LEAST = 1e-15  # is added to the sum of weights of a linear attention
 # Keys that are added in order on a CPU: of an attention with a bias, which has the same value hundreds of times, and of
 # a long one without
 PART, RUN = 32, 1024
@@ -33,6 +34,26 @@ def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: b
     q, k, v_ = (pad_heads(x.astype(v.dtype).astype(dtype), width).transpose(0, 2, 1, 3) for x in (q, k, v))
     out = _attend(q, k, v_, scale, "causal") if causal else _in_chunks(q, k, v_, scale, fused, mask)
     return seen("attention", "", out[..., :D].astype(v.dtype).transpose(0, 2, 1, 3).flatten(2))
+
+
+def linear_attention(q: Array, k: Array, v: Array) -> Array:
+    """Return attention with ReLU kernels and no softmax, [B L H D] each -> [B L H*D] in v's dtype: the values weighed
+    by relu(q) relu(k)^T, which is never made, since the sum of k^T v over all keys comes first (A. Katharopoulos et
+    al., "Transformers are RNNs", 2020). All of it is float32."""
+    return seen("linear_attention", "", linear_result(q, linear_sums(k, v), v.dtype))
+
+
+def linear_sums(k: Array, v: Array) -> Array:
+    """Return relu(k)^T v [B H D D+1] of keys and values [B L H D], in float32, with the sum of relu(k) last."""
+    ones = mx.pad(at_least_float32(v), [(0, 0)] * 3 + [(0, 1)], constant_values=1.0)
+    return mx.maximum(at_least_float32(k), 0).transpose(0, 2, 3, 1) @ ones.transpose(0, 2, 1, 3)
+
+
+def linear_result(q: Array, sums: Array, dtype: mx.Dtype) -> Array:
+    """Return the linear attention [B L H*D] of queries [B L H D] by the `sums` over all keys, in `dtype`."""
+    y = mx.maximum(at_least_float32(q), 0).transpose(0, 2, 1, 3) @ sums
+    out = y[..., :-1] / (y[..., -1:] + LEAST)
+    return out.astype(dtype).transpose(0, 2, 1, 3).flatten(2)
 
 
 def score_bias(table: Array) -> Array:

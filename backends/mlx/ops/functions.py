@@ -299,6 +299,16 @@ def averaged_patches(x: Array, channels: int, frames: int) -> Array:
     return y.reshape(*y.shape[:3], channels, -1).mean(-1)
 
 
+def averaged_channels(x: Array, channels: int) -> Array:
+    """Return an image [B h w C] -> [B h w channels], each channel the mean of as many neighbours."""
+    return x.reshape(*x.shape[:3], channels, -1).mean(-1)
+
+
+def repeated_channels(x: Array, count: int) -> Array:
+    """Return an image with each channel `count` times, [B h w C] -> [B h w count*C]."""
+    return mx.repeat(x, count, axis=-1)
+
+
 def spread_channels(x: Array, channels: Sequence[int]) -> Array:
     """Return an image with twice the sides, [B h w C] -> [B 2h 2w C']. `channels` [4C'] selects the channel of x for
     each pixel of a patch, in the order (c, dy, dx)."""

@@ -131,12 +131,21 @@ class Conv2d(mlx.nn.Module):
     path = ""
     compute: Compute | None = None
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = True):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
+        groups: int = 1,
+    ):
         super().__init__()
-        self.weight = mx.zeros((outputs, kernel, kernel, inputs))
+        self.weight = mx.zeros((outputs, kernel, kernel, inputs // groups))
         if bias:
             self.bias = mx.zeros((outputs,))
-        self.stride, self.padding = stride, padding
+        self.stride, self.padding, self.groups = stride, padding, groups
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -152,10 +161,11 @@ class Conv2d(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         """Return [B h w in] -> [B h' w' out] in the layer's dtype, padded by half the kernel unless strided."""
         if self.compute is not None:
-            convolve = partial(mx.conv2d, stride=self.stride, padding=self.padding)
+            convolve = partial(mx.conv2d, stride=self.stride, padding=self.padding, groups=self.groups)
             return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
         dtype = _conv_dtype(self, x)
-        y = mx.conv2d(x.astype(dtype), self.weight.astype(dtype), stride=self.stride, padding=self.padding)
+        form = {"stride": self.stride, "padding": self.padding, "groups": self.groups}
+        y = mx.conv2d(x.astype(dtype), self.weight.astype(dtype), **form)
         y = _biased(self.dtype)(y, self.bias) if "bias" in self else y.astype(self.dtype)
         return seen("conv2d", self.path, y)
 
@@ -180,6 +190,24 @@ class ChannelNorm(mlx.nn.Module):
         squares = mx.maximum(mx.sum(mx.square(wide), axis=-1, keepdims=True), 1e-24)
         scale = mx.rsqrt(squares) * x.shape[-1] ** 0.5 + 0 * squares
         return seen("channel_norm", self.path, (wide * scale * self.gamma.astype(wide.dtype)).astype(x.dtype))
+
+
+class PixelNorm(mlx.nn.Module):
+    """An RMS norm over the channels of each pixel, with gain and bias."""
+
+    path = ""
+
+    def __init__(self, channels: int, eps: float):
+        super().__init__()
+        self.weight = mx.zeros((channels,))
+        self.bias = mx.zeros((channels,))
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """Return x / rms(x) * weight + bias for x [B h w C], in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        normed = mx.fast.rms_norm(wide, self.weight.astype(wide.dtype), self.eps) + self.bias.astype(wide.dtype)
+        return seen("pixel_norm", self.path, normed.astype(x.dtype))
 
 
 class ChannelStatistics(mlx.nn.Module):

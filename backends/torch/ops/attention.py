@@ -16,6 +16,7 @@ from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
 
 Shared: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
+LEAST = 1e-15  # is added to the sum of weights of a linear attention
 SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take at most this much
 
 
@@ -64,6 +65,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causa
     shared = True if k.shape[1] != q.shape[1] else False  # noqa: SIM210 (a compiler takes no symbol for a bool)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
     return seen("attention", "", out.transpose(1, 2).flatten(-2))
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return attention with ReLU kernels and no softmax, [B L H D] each -> [B L H*D] in v's dtype: the values weighed
+    by relu(q) relu(k)^T, which is never made, since the sum of k^T v over all keys comes first (A. Katharopoulos et
+    al., "Transformers are RNNs", 2020). All of it is float32."""
+    return seen("linear_attention", "", linear_result(q, linear_sums(k, v), v.dtype))
+
+
+def linear_sums(k: Tensor, v: Tensor) -> Tensor:
+    """Return relu(k)^T v [B H D D+1] of keys and values [B L H D], in float32, with the sum of relu(k) last."""
+    k, ones = F.relu(at_least_float32(k)), F.pad(at_least_float32(v), (0, 1), value=1.0)
+    return k.permute(0, 2, 3, 1) @ ones.transpose(1, 2)
+
+
+def linear_result(q: Tensor, sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the linear attention [B L H*D] of queries [B L H D] by the `sums` over all keys, in `dtype`."""
+    y = F.relu(at_least_float32(q)).transpose(1, 2) @ sums
+    out = y[..., :-1] / (y[..., -1:] + LEAST)
+    return out.to(dtype).transpose(1, 2).flatten(-2)
 
 
 def score_bias(table: Tensor) -> Tensor:

@@ -286,6 +286,16 @@ def averaged_patches(x: Tensor, channels: int, frames: int) -> Tensor:
     return y.flatten(1, 3).unflatten(1, (channels, -1)).mean(2)
 
 
+def averaged_channels(x: Tensor, channels: int) -> Tensor:
+    """Return an image [B C h w] -> [B channels h w], each channel the mean of as many neighbours."""
+    return x.unflatten(1, (channels, -1)).mean(2)
+
+
+def repeated_channels(x: Tensor, count: int) -> Tensor:
+    """Return an image with each channel `count` times, [B C h w] -> [B count*C h w]."""
+    return x.repeat_interleave(count, dim=1)
+
+
 def spread_channels(x: Tensor, channels: Sequence[int]) -> Tensor:
     """Return an image with twice the sides, [B C h w] -> [B C' 2h 2w]. `channels` [4C'] selects the channel of x for
     each pixel of a patch, in the order (c, dy, dx)."""

@@ -235,7 +235,7 @@ class Conv2d(Blank, torch.nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return [B in h w] -> [B out h' w'] in the layer's dtype, padded by half the kernel unless strided."""
         if self.compute is not None:
-            convolve = partial(F.conv2d, stride=self.stride, padding=self.padding)
+            convolve = partial(F.conv2d, stride=self.stride, padding=self.padding, groups=self.groups)
             return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
         x = x.to(self.dtype)
         if multiplies(x.dtype, x.device.type) or x.numel() > WIDE_IMAGE:
@@ -255,7 +255,7 @@ class Conv2d(Blank, torch.nn.Conv2d):
 
         def convolve(weight: Tensor, bias: Tensor | None) -> Tensor:
             bias = None if bias is None else bias.to(dtype)
-            return F.conv2d(x, weight.to(dtype), bias, self.stride, self.padding)
+            return F.conv2d(x, weight.to(dtype), bias, self.stride, self.padding, groups=self.groups)
 
         if (rows := self._at_once(x, dtype)) >= self.out_channels:
             return convolve(self.weight, self.bias)
@@ -263,7 +263,7 @@ class Conv2d(Blank, torch.nn.Conv2d):
 
     def _at_once(self, x: Tensor, dtype: torch.dtype) -> int:
         """Return the number of output channels that are computed together."""
-        if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling() or self.groups > 1:
             return self.out_channels
         size = self.weight.numel() * dtype.itemsize
         most = LAID_OUT.get(dtype, size)
@@ -288,6 +288,25 @@ class ChannelNorm(torch.nn.Module):
         scale = squares.rsqrt() * x.shape[1] ** 0.5 + 0 * squares
         gamma = _wide(self, "gamma", wide.dtype)[:, None, None]
         return seen("channel_norm", self.path, (wide * scale * gamma).to(x.dtype))
+
+
+class PixelNorm(torch.nn.Module):
+    """An RMS norm over the channels of each pixel, with gain and bias."""
+
+    path = ""
+
+    def __init__(self, channels: int, eps: float):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(channels))
+        self.bias = torch.nn.Parameter(torch.empty(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x / rms(x) * weight + bias for x [B C h w], in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        weight, bias = (_wide(self, name, wide.dtype)[:, None, None] for name in ("weight", "bias"))
+        normed = wide * (wide.square().mean(1, keepdim=True) + self.eps).rsqrt()
+        return seen("pixel_norm", self.path, torch.addcmul(bias, normed, weight).to(x.dtype))
 
 
 class ChannelStatistics(torch.nn.Module):

@@ -40,7 +40,7 @@ from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.sampling.flow_match import USUAL
 from qwenimg.common.weights.loras.lora import Deltas
 
-TOKEN = 16  # pixels along a side of an image's token, in every family
+TOKEN = 16  # pixels along a side of an image's token, in most families
 Denoised: TypeAlias = Callable[[Array, float, Array], Array]
 Controlling: TypeAlias = Callable[[Array, float], Control]
 
@@ -49,6 +49,7 @@ class FlowModel(DiffusionModel):
     """A flow-match model for `Pipeline`; `DiffusionModel` explains the methods."""
 
     levels = USUAL  # of noise
+    token = TOKEN
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
@@ -75,7 +76,7 @@ class FlowModel(DiffusionModel):
         self.reference_shapes(request)  # only for its errors
         self.sharing(request)  # likewise
         width, height = sizes.render_size(request.width, request.height, self.multiple)
-        return flow_plan(self.schedule_config, request, width * height // TOKEN**2, self.levels)
+        return flow_plan(self.schedule_config, request, width * height // self.token**2, self.levels)
 
     def warnings(self, request: Request) -> list[str]:
         named = zip(("prompt", "negative prompt"), self.prompts(request), strict=False)

@@ -123,7 +123,7 @@ class _Recorder:
 
 def flow_plan(config: FlowMatchConfig, request: Request, tokens: int, levels: FlowLevels = USUAL) -> SamplingPlan:
     """Return the sampling plan for an image of `tokens` latent tokens. Raises UsageError."""
-    sampler = table.find(request.sampler or "euler")
+    sampler = table.find(request.sampler or config.sampler)
     if not sampler.flow:
         raise UsageError(f"--sampler {sampler.name} has no form for flow models such as this one; see qwenimg samplers")
     spread = SPREADS.get(request.schedule)

@@ -62,7 +62,8 @@ def of_model(scheduler: object) -> Scheduler:
         shared = (*_SHARED, *(name for name in _SPREADS if values[name]))
         return scheduler_class(scheduler.class_name)({**{name: values[name] for name in shared}, "clip_sample": False})
     values = asdict(scheduler) if isinstance(scheduler, FlowMatchConfig) else {}
-    return scheduler_class(FLOW)({name: value for name, value in values.items() if name != "sample_sigmas"})
+    name = scheduler.class_name if isinstance(scheduler, FlowMatchConfig) else FLOW
+    return scheduler_class(name)({name: value for name, value in values.items() if name != "sample_sigmas"})
 
 
 def options(scheduler: object, own: object) -> tuple[dict[str, Any], str]:
@@ -80,12 +81,12 @@ def options(scheduler: object, own: object) -> tuple[dict[str, Any], str]:
 
 
 def _flow(name: str, values: Mapping[str, Any], own: FlowMatchConfig) -> dict[str, Any]:
-    if name not in (FLOW, FLOW_HEUN):
+    if name not in (FLOW, FLOW_HEUN, own.class_name):
         raise UsageError(
             f"scheduler: {clean(name, 60)} spaces a flow model's levels by another rule; give the call sampler=, as "
             "sampler='dpmpp_2m', which takes the model's own levels"
         )
-    sampler = {"sampler": "heun"} if name == FLOW_HEUN else {}
+    sampler = {} if name == own.class_name else {"sampler": "heun" if name == FLOW_HEUN else "euler"}
     changed = {
         one.name: values[one.name]
         for one in fields(own)

@@ -1,0 +1,216 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""SANA's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.sana_dit`.
+
+B batch, L image tokens, S text tokens, H heads, D head dim, C channels. Attribute paths are keys of the manifest. Keys
+and values of the text come ready from `context`, since they depend on no step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Pair, TimestepEmbedding, kept
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.networks.mbconv import GatedConv
+from qwenimg.backends.mlx.ops import images
+from qwenimg.common.networks.denoisers import sana_conditioning
+from qwenimg.common.networks.denoisers.sana_dit import NORM_EPS, QK_EPS, TIME_CHANNELS, SanaConfig
+from qwenimg.common.runtime.engine import NumpyArray
+
+# Layers
+
+
+class PatchEmbed(mlx.nn.Module):
+    def __init__(self, config: SanaConfig):
+        super().__init__()
+        self.proj = ops.Linear(config.in_channels, config.dim)
+
+
+class TimestepEmbedder(mlx.nn.Module):
+    def __init__(self, config: SanaConfig):
+        super().__init__()
+        self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
+
+    def __call__(self, features: Array) -> Array:
+        """[1 256] -> [1 C]."""
+        return self.timestep_embedder(features)
+
+
+class TimeEmbed(mlx.nn.Module):
+    def __init__(self, config: SanaConfig):
+        super().__init__()
+        self.emb = TimestepEmbedder(config)
+        self.linear = ops.Linear(config.dim, 6 * config.dim)
+
+    def __call__(self, features: Array) -> Pair:
+        """Return the embedding of the time [1 C], and the modulation of all blocks [1 6C]."""
+        temb = self.emb(features)
+        return temb, self.linear(ops.silu(temb))
+
+
+class GuidedTimeEmbed(TimestepEmbedder):
+    def __init__(self, config: SanaConfig):
+        super().__init__(config)
+        self.guidance_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
+        self.linear = ops.Linear(config.dim, 6 * config.dim)
+
+    def __call__(self, features: Array) -> Pair:
+        """The same for the sinusoids of time and guidance [2 256]."""
+        temb = ops.add(self.timestep_embedder(features[:1]), self.guidance_embedder(features[1:]))
+        return temb, self.linear(ops.silu(temb))
+
+
+class CaptionProjection(mlx.nn.Module):
+    def __init__(self, config: SanaConfig):
+        super().__init__()
+        self.linear_1 = ops.Linear(config.caption_channels, config.dim)
+        self.linear_2 = ops.Linear(config.dim, config.dim)
+
+    def __call__(self, text: Array) -> Array:
+        """[1 S T] -> [1 S C]."""
+        return self.linear_2(ops.linear_gelu(self.linear_1, text))
+
+
+class Attention(mlx.nn.Module):
+    def __init__(self, config: SanaConfig, head_dim: int, inner: int, *, bias: bool):
+        super().__init__()
+        self.head_dim = head_dim
+        self.to_q = ops.Linear(config.dim, inner, bias=bias)
+        self.to_k = ops.Linear(config.dim, inner, bias=bias)
+        self.to_v = ops.Linear(config.dim, inner, bias=bias)
+        self.to_out = [ops.Linear(inner, config.dim)]
+        if config.qk_norm:
+            self.norm_q = ops.RMSNorm(inner, QK_EPS)
+            self.norm_k = ops.RMSNorm(inner, QK_EPS)
+
+    def heads(self, x: Array) -> Array:
+        """[B L H*D] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def queries(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        q = self.to_q(x)
+        return self.heads(self.norm_q(q) if hasattr(self, "norm_q") else q)
+
+    def keys(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        k = self.to_k(x)
+        return self.heads(self.norm_k(k) if hasattr(self, "norm_k") else k)
+
+    def values(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return self.heads(self.to_v(x))
+
+
+class LinearAttention(Attention):
+    def __call__(self, x: Array) -> Array:
+        """[B L C] -> [B L C]."""
+        return self.to_out[0](ops.linear_attention(self.queries(x), self.keys(x), self.values(x)))
+
+
+class CrossAttention(Attention):
+    def __init__(self, config: SanaConfig):
+        super().__init__(config, config.cross_attention_head_dim, config.cross_dim, bias=True)
+        self.attend = ops.Attend()
+
+    def context(self, text: Array) -> Pair:
+        """Return keys and values: [B S C] -> [B S H D] each."""
+        return kept(self.attend, self.keys(text), self.attend.values(self.values(text)))
+
+    def __call__(self, x: Array, context: Pair) -> Array:
+        """Attend to keys and values [B S H D]: [B L C] -> [B L C]."""
+        k, v = context
+        return self.to_out[0](self.attend(self.queries(x), k, self.attend.values(v)))
+
+
+class TransformerBlock(mlx.nn.Module):
+    def __init__(self, config: SanaConfig):
+        super().__init__()
+        self.scale_shift_table = ops.Embedding(6, config.dim)
+        self.attn1 = LinearAttention(config, config.attention_head_dim, config.dim, bias=False)
+        self.attn2 = CrossAttention(config)
+        self.ff = GatedConv(config.dim, config.hidden)
+
+    def context(self, text: Array) -> Pair:
+        """Return keys and values of the text [1 S C]: [1 S H D] each."""
+        return self.attn2.context(text)
+
+    def __call__(self, x: Array, mod: Array, context: Pair, like: Array) -> Array:
+        """Run the block on x [B L C], the tokens of an image with the sides of `like`. mod [1 6C]: of all blocks;
+        context: of the text."""
+        mod = ops.add(mod, self.scale_shift_table.weight.reshape(1, -1))
+        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mod, 6, None)
+        dtype = self.attn1.to_q.dtype
+        x = ops.gated(x, gate1, self.attn1(ops.norm_modulate(x, shift1, scale1, dtype, NORM_EPS)))
+        x = ops.add(x, self.attn2(x, context))
+        return ops.gated(x, gate2, self.ff(ops.norm_modulate(x, shift2, scale2, dtype, NORM_EPS), like))
+
+
+# Model
+
+
+class SanaTransformer(mlx.nn.Module):
+    def __init__(self, config: SanaConfig, stream: mx.Dtype):
+        super().__init__()
+        self.stream = stream
+        self.patch_embed = PatchEmbed(config)
+        self.time_embed = GuidedTimeEmbed(config) if config.guidance_embeds else TimeEmbed(config)
+        self.caption_projection = CaptionProjection(config)
+        self.caption_norm = ops.RMSNorm(config.dim, QK_EPS)
+        self.transformer_blocks = [TransformerBlock(config) for _ in range(config.num_layers)]
+        self.scale_shift_table = ops.Embedding(2, config.dim)
+        self.proj_out = ops.Linear(config.dim, config.in_channels)
+
+    def context(self, text: Array) -> list[Pair]:
+        """Return keys and values of text states [1 S T] in each block."""
+        blocks: Any = self.transformer_blocks
+        text = self.caption_norm(self.caption_projection(text))
+        return [block.context(text) for block in blocks]
+
+    def __call__(self, latents: Array, features: Array, context: list[Pair], positions: Array | None) -> Array:
+        """Predict the velocity [1 C h w] for latents [1 C h w] and the sinusoids of time, and of guidance, [N 256].
+
+        context: from `self.context`; positions [1 L C]: of a model that has them.
+        """
+        temb, mod = self.time_embed(features)
+        x = ops.stream(self.patch_embed.proj(images.tokens(latents)), self.stream)
+        x = x if positions is None else ops.add(x, positions)
+        for block, pair in zip(self.transformer_blocks, context, strict=True):
+            x = ops.async_eval(block(x, mod, pair, latents))
+        shift, scale = ops.chunks(ops.add(temb, self.scale_shift_table.weight).reshape(1, -1), 2, None)
+        x = self.proj_out(ops.norm_modulate(x, shift, scale, self.proj_out.dtype, NORM_EPS))
+        return images.image(x, latents)
+
+
+# Runner
+
+
+@dataclass(frozen=True)
+class Condition:
+    context: list[Pair]
+    positions: Array | None
+
+
+class Runner(LoadedNetwork[SanaConfig, SanaTransformer]):
+    network, role = SanaTransformer, "transformer"
+
+    @ops.computes
+    def condition(self, text: Array, grid: tuple[int, int]) -> Condition:
+        """Prepare text states [1 S T] for an image of `grid` rows and columns of tokens."""
+        table = sana_conditioning.positions(self.config, *grid)
+        positions = None if table is None else ops.table(table, self.table_dtype)
+        return Condition(ops.eval(self.model.context(text)), positions)
+
+    @ops.computes
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict the velocity [1 C h w] in float32 for latents x [1 C h w], both in the order of the pipeline, and
+        sinusoids of the time, and of guidance."""
+        features = ops.table(step, self.table_dtype)
+        made = self.model(images.from_bchw(x), features, condition.context, condition.positions)
+        return images.to_bchw(ops.at_least_float32(made))
