@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 _OWN = ("model.diffusion_model.", "diffusion_model.", "model.model.", "net.")  # that no text encoder or VAE has
-DENOISERS = (*_OWN, "model.", "_orig_mod.", "module.", "state_dict.", "")
+DENOISERS = (*_OWN, "model.", "_orig_mod.", "module.", "")
 """Of transformers and UNets: the first with which a name of the network's is in the file counts."""
 VAES = ("first_stage_model.", "vae.")
 PREFIXES = {"transformer": DENOISERS, "vae": ("", *VAES)}

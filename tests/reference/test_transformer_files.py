@@ -216,7 +216,7 @@ SANA_WIDE: dict[str, Any] = {
 }  # fmt: skip
 SANA = Network(
     names=sana_names,
-    like=SanaConfig(num_attention_heads=3, num_cross_attention_heads=3, cross_attention_dim=96),
+    like=SanaConfig(num_attention_heads=3, num_cross_attention_heads=3, cross_attention_dim=96, caption_channels=64),
     converter="convert_sana_transformer_to_diffusers",
     ours=sana_dit.rename,
 )
@@ -453,7 +453,8 @@ def by_number(case: Case, tensors: Tensors) -> Tensors:
         count += value.numel()
     model.load_state_dict(state)
     flat = torch.full((count,), torch.nan)
-    for name, numbers in case.file(model).items():
+    own = {name: value for name, value in case.file(model).items() if name not in case.network.names.LAYOUTS.ignored}
+    for name, numbers in own.items():
         flat[numbers.long()] = tensors[name]
     return {name: flat[value.long()] for name, value in state.items()}
 

@@ -32,6 +32,7 @@ NORM_EPS = 1e-6
 QK_EPS = 1e-5  # of the norms of queries and keys, and of the text
 QK_NORM = "rms_norm_across_heads"
 TABLE = "scale_shift_table"
+MOST_BLOCKS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class SanaConfig:
     out_channels: int | None = 32
     num_attention_heads: int = field(default=70, metadata={"max": 1024})
     attention_head_dim: int = field(default=32, metadata={"max": 1024})
-    num_layers: int = field(default=20, metadata={"max": 1000})
+    num_layers: int = field(default=20, metadata={"max": MOST_BLOCKS})
     num_cross_attention_heads: int = field(default=20, metadata={"max": 1024})
     cross_attention_head_dim: int = field(default=112, metadata={"max": 1024})
     cross_attention_dim: int = 2240
@@ -157,6 +158,7 @@ NETWORK = Network(
     streamable=re.compile(r"(transformer_blocks\.\d+)\.(?!attn2\.(?:to_[kv]|norm_k)\.)"),
     compiled=re.compile(r"transformer_blocks\.\d+"),
     cached_blocks=cached_blocks,
+    tables=frozenset({f"{TABLE}.weight", *(f"transformer_blocks.{i}.{TABLE}.weight" for i in range(MOST_BLOCKS))}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),
         Block(name="context", paths=re.compile(r"transformer_blocks\.\d+"), method="context"),

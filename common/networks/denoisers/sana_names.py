@@ -51,7 +51,7 @@ _ROWS = {
     ".attn2.to_k.": (".cross_attn.kv_linear.", Rows(0, 1, 2)),
     ".attn2.to_v.": (".cross_attn.kv_linear.", Rows(1, 2, 2)),
 }
-_HEADS = {1152: 16}  # heads in the attention to the text by width, where these are not those of the 1.6B
+_HEADS = {1152: 16}  # heads in the attention to the text of the 0.6B, by its width
 _SCALES = {64: 1.0, 128: 2.0}  # of positions, by the side in tokens that a model was trained for; others have none
 
 
@@ -80,9 +80,8 @@ def _config(stored: StoredShapes, like: SanaConfig) -> SanaConfig:
     hidden = stored.shape(f"{block}.ff.conv_depth.weight", 4)[0] // 2
     guided = "time_embed.guidance_embedder.linear_1.bias" in stored
     text = stored.shapes.get("y_embedder.y_embedding", (0, like.caption_channels))[-1]
-    heads = (
-        like.num_cross_attention_heads if dim == like.dim else _HEADS.get(dim, SanaConfig().num_cross_attention_heads)
-    )
+    usual = SanaConfig().num_cross_attention_heads if dim == SanaConfig().dim else dim // like.attention_head_dim
+    heads = like.num_cross_attention_heads if dim == like.dim else _HEADS.get(dim, usual)
     positions = stored.shapes.get("pos_embed")
     side = like.sample_size if positions is None or len(positions) != 3 else isqrt(positions[1])
     data: dict[str, Any] = asdict(like) | {
@@ -106,7 +105,6 @@ def _config(stored: StoredShapes, like: SanaConfig) -> SanaConfig:
 LAYOUTS = Layouts(
     network=sana_dit.NETWORK,
     title="SANA",
-    pth=True,
     rows=(
         Layout(
             names="its authors' names",
