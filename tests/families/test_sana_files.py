@@ -101,7 +101,7 @@ def test_info(tmp_path: Path) -> None:
             assert f"SANA's transformer, {names}" in lines[0] and any(title in line for line in lines)
     for tensors in (vae_file(tiny_vae()), tiny_vae().state_dict()):
         lines = describe(saved(tmp_path / "v.safetensors", tensors)).lines
-        assert "SANA's VAE" in lines[0] and any("--vae" in line for line in lines)
+        assert "SANA's VAE" in lines[0]  # of other sizes than the published one's, which no file shows
 
 
 @pytest.mark.parametrize("layout", ["older", "newer", "int8_convrot"])

@@ -118,7 +118,8 @@ def test_the_shipped_configurations_are_whole_models(name: str) -> None:
             config = opened.checkpoint[part_name].config
             tables[f"{part_name}/config.json"] = network.written(config)
             library, kind = index[part_name][:2]  # type: ignore[index]
-            assert library == "diffusers" or kind.startswith(("CLIP", "T5", "UMT5", "Qwen", "Mistral")), part_name
+            known = ("CLIP", "T5", "UMT5", "Qwen", "Mistral", "Gemma")
+            assert library == "diffusers" or kind.startswith(known), part_name
             assert library == "transformers" or network.kind == kind
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
     assert files == {path: as_json(table) for path, table in tables.items()}
