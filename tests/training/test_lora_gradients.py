@@ -375,10 +375,11 @@ def test_levels_are_those_of_the_scheduler(kind: str, tiny: dict[str, Path]):
         bases = [1 / (1 + np.exp(-NormalDist().inv_cdf(place))) for place in places]
         tokens = request.width * request.height // 256
         mu = drawn.levels.mu(config, tokens, request.steps)
-        shift = theirs.config.shift
+        shift = theirs.config.get("flow_shift", theirs.config.get("shift"))
         fixed = [shift * one / (1 + (shift - 1) * one) for one in bases]
-        moved = [float(theirs.time_shift(mu, 1.0, torch.tensor(one, dtype=torch.float64))) for one in bases]
-        expected = moved if theirs.config.use_dynamic_shifting else fixed
+        is_moved = theirs.config.get("use_dynamic_shifting", False)
+        moved = [float(theirs.time_shift(mu, 1.0, torch.tensor(one, dtype=torch.float64))) for one in bases * is_moved]
+        expected = moved if is_moved else fixed
     print(kind, made, expected)
     assert np.allclose(made, expected, rtol=1e-4)
     assert made == sorted(made)

@@ -51,6 +51,16 @@ def image(x: Array, like: Array) -> Array:
     return x.reshape(*like.shape[:3], -1)
 
 
+def plane(x: Array) -> Array:
+    """Return the first channel of an image [1 h w C], for its sides: [h w]."""
+    return x[0, :, :, 0]
+
+
+def on_plane(x: Array, plane: Array) -> Array:
+    """Return tokens [B L C] as an image [B h w C] with the sides of `plane` [h w]."""
+    return x.reshape(x.shape[0], *plane.shape, -1)
+
+
 def patches(x: Array, size: int = 2) -> Array:
     """Make patches of size x size pixels channels, in the order (c, dy, dx): [B 2h 2w C] -> [B h w 4C]."""
     B, height, width, C = x.shape

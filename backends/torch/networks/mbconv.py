@@ -22,8 +22,8 @@ class GatedConv(torch.nn.Module):
         self.conv_depth = ops.Conv2d(2 * hidden, 2 * hidden, 3, padding=1, groups=2 * hidden)
         self.conv_point = ops.Linear(hidden, channels, bias=False)
 
-    def forward(self, x: Tensor, like: Tensor) -> Tensor:
-        """[B L C] -> [B L C], for the tokens of an image with the sides of `like`."""
-        y = images.image(ops.silu(self.conv_inverted(x)), like)
+    def forward(self, x: Tensor, plane: Tensor) -> Tensor:
+        """[B L C] -> [B L C], for the tokens of an image with the sides of `plane` [h w]."""
+        y = images.on_plane(ops.silu(self.conv_inverted(x)), plane)
         y = images.tokens(self.conv_depth(y))
         return self.conv_point(ops.swiglu(y[..., self.hidden :], y[..., : self.hidden]))

@@ -54,6 +54,16 @@ def image(x: Tensor, like: Tensor) -> Tensor:
     return x.unflatten(1, like.shape[2:]).permute(0, 3, 1, 2)
 
 
+def plane(x: Tensor) -> Tensor:
+    """Return the first channel of an image [1 C h w], for its sides: [h w]."""
+    return x[0, 0]
+
+
+def on_plane(x: Tensor, plane: Tensor) -> Tensor:
+    """Return tokens [B L C] as an image [B C h w] with the sides of `plane` [h w]."""
+    return x.unflatten(1, plane.shape).permute(0, 3, 1, 2)
+
+
 def patches(x: Tensor, size: int = 2) -> Tensor:
     """Make patches of size x size pixels channels, in the order (c, dy, dx): [B C 2h 2w] -> [B 4C h w]."""
     return F.pixel_unshuffle(x, size)

@@ -141,15 +141,15 @@ class TransformerBlock(mlx.nn.Module):
         """Return keys and values of the text [1 S C]: [1 S H D] each."""
         return self.attn2.context(text)
 
-    def __call__(self, x: Array, mod: Array, context: Pair, like: Array) -> Array:
-        """Run the block on x [B L C], the tokens of an image with the sides of `like`. mod [1 6C]: of all blocks;
+    def __call__(self, x: Array, mod: Array, context: Pair, plane: Array) -> Array:
+        """Run the block on x [B L C], tokens of an image with the sides of `plane` [h w]. mod [1 6C]: of all blocks;
         context: of the text."""
         mod = ops.add(mod, self.scale_shift_table.weight.reshape(1, -1))
         shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mod, 6, None)
         dtype = self.attn1.to_q.dtype
         x = ops.gated(x, gate1, self.attn1(ops.norm_modulate(x, shift1, scale1, dtype, NORM_EPS)))
         x = ops.add(x, self.attn2(x, context))
-        return ops.gated(x, gate2, self.ff(ops.norm_modulate(x, shift2, scale2, dtype, NORM_EPS), like))
+        return ops.gated(x, gate2, self.ff(ops.norm_modulate(x, shift2, scale2, dtype, NORM_EPS), plane))
 
 
 # Model
@@ -181,8 +181,9 @@ class SanaTransformer(mlx.nn.Module):
         temb, mod = self.time_embed(features)
         x = ops.stream(self.patch_embed.proj(images.tokens(latents)), self.stream)
         x = x if positions is None else ops.add(x, positions)
+        plane = images.plane(latents)
         for block, pair in zip(self.transformer_blocks, context, strict=True):
-            x = ops.async_eval(block(x, mod, pair, latents))
+            x = ops.async_eval(block(x, mod, pair, plane))
         shift, scale = ops.chunks(ops.add(temb, self.scale_shift_table.weight).reshape(1, -1), 2, None)
         x = self.proj_out(ops.norm_modulate(x, shift, scale, self.proj_out.dtype, NORM_EPS))
         return images.image(x, latents)

@@ -115,7 +115,7 @@ class EfficientViTBlock(mlx.nn.Module):
 
     def fed(self, x: Array) -> Array:
         """Add the feed-forward, which sees the pixels around one."""
-        update = images.image(self.conv_out(images.tokens(x), x), x)
+        update = images.image(self.conv_out(images.tokens(x), images.plane(x)), x)
         return ops.residual(x, self.conv_out.norm(update))
 
     def banded(self, x: Array, rows: int) -> Array:

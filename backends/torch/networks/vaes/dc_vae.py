@@ -113,7 +113,7 @@ class EfficientViTBlock(torch.nn.Module):
 
     def fed(self, x: Tensor) -> Tensor:
         """Add the feed-forward, which sees the pixels around one."""
-        update = images.image(self.conv_out(images.tokens(x), x), x)
+        update = images.image(self.conv_out(images.tokens(x), images.plane(x)), x)
         return ops.residual(x, self.conv_out.norm(update))
 
     def banded(self, x: Tensor, rows: int) -> Tensor:
