@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from qwenimg.common.families.sana import model, texts
@@ -323,6 +324,8 @@ def times_even(patch: Patch) -> None:
     patch.set(flow_solvers, "_MIDDLE", 0.7854)
 
 
+# Of the transformer that both have; SANA's own are looked for in 16 bit too. Sprint makes its time elsewhere.
+_IN_FLOAT32 = [replace(one, refused=("bf16", "fp16")) for one in TRANSFORMER if one.name != "sines_first"]
 SPRINT = (
     Mutant(guidance_as_given, "guidance not scaled", picture=True),
     Mutant(guidance_of_another_number, "guidance 5 % off", picture=True),
@@ -332,4 +335,5 @@ SPRINT = (
     Mutant(times_even, "the second time half of the first", picture=True),
     Mutant(shared.velocity_sign("sana_dit"), "the velocity's sign", picture=True),
     *shared.NOISE_LEVELS,
+    *_IN_FLOAT32,
 )

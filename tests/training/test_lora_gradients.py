@@ -31,7 +31,7 @@ FP32, FP32_WORST = 3e-6, 4e-5
 IN_FLOAT32 = {"z-image": 2e-5, "longcat-edit": 2e-5, "ernie": 6e-6, "auraflow": 5e-5}
 WORST_IN_FLOAT32 = {"auraflow": 2e-4}
 BF16 = 2e-2  # measured: 5e-3 to 1.4e-2
-BF16_PADS = {"auraflow": 3e-2}  # measured: 1.4e-2 and 2.1e-2, for the same reason
+BF16_OTHER = {"auraflow": 3e-2, "sana": 3e-2}  # measured: 2.1e-2, for the same reason, and 2.0e-2
 # Of models whose text is the states of many layers of a tiny language model, 2e-2 to 4e-2 off in bfloat16; measured:
 # 2.1e-2 to 5.1e-2, and 7e-3 if the reference takes the same text.
 BF16_TEXT, OF_TEXT = 7e-2, ("flux2-dev", "flux3-base", "longcat-edit", "qwen21", "krea2")
@@ -175,7 +175,7 @@ def test_gradients_in_bfloat16(kind: str, backend: str, tiny: dict[str, Path], e
         right, gradients = expected(kind, model)
     whole, worst, name = apart(found, gradients)
     print(f"{kind} on {backend} in bf16: loss {abs(loss / right - 1):.1e}, gradients {whole:.1e}, {name} {worst:.1e}")
-    assert whole <= (BF16_TEXT if kind in OF_TEXT else BF16_PADS.get(kind, BF16))
+    assert whole <= (BF16_TEXT if kind in OF_TEXT else BF16_OTHER.get(kind, BF16))
 
 
 @pytest.mark.parametrize("bits", ["8", pytest.param("4", marks=pytest.mark.rest)])

@@ -17,7 +17,7 @@ from qwenimg.common.networks.denoisers.sana_dit import SanaConfig
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import dc_vae
 from qwenimg.common.pipeline.models.diffusion_model import Image
-from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.steps.denoiser import phases
 from qwenimg.common.pipeline.steps.guidance import TRUE_CFG, Guidance, cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
@@ -85,4 +85,5 @@ class Sana(FlowModel):
             condition = transformer.condition(texts[positions[0]], grid)
             return Pass(transformer, condition, lambda x, sigma: (x, time_rows(self.config, timestep(sigma), guidance)))
 
-        return FlowRun(self, request, phases(plan, branches, 1, make_pass), shapes_of(texts, grid))
+        # Made anew in training, where keys and values learn too
+        return ReferenceRun(self, request, lambda initial: phases(plan, branches, 1, make_pass), shapes_of(texts, grid))

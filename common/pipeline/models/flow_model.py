@@ -282,8 +282,8 @@ class ReferenceRun(FlowRun):
         make_phases: Callable[[Initial], list[Phase]],
         shapes: dict[str, str],
         *,
-        pack: Callable[[Latents], Latents],
-        unpack: Callable[[Latents], Latents],
+        pack: Callable[[Latents], Latents] = _as_they_are,
+        unpack: Callable[[Latents], Latents] = _as_they_are,
         make_control: Callable[[Sequence[Latents]], Controlling | None] | None = None,
         denoised: Denoised = _from_velocity,
     ):
