@@ -222,6 +222,10 @@ def queries_keys_and_values_apart(patch: Patch) -> None:
     patch.around(owner, patch.backend.calls, changed)
 
 
+def _in_float32(mutant: Mutant) -> Mutant:
+    return replace(mutant, refused=("bf16", "fp16"))
+
+
 TRANSFORMER = (
     Mutant(shared.gates_swapped, "the gates of attention and feed-forward exchanged"),
     Mutant(shared.scales_first, "scales before shifts"),
@@ -249,14 +253,12 @@ TRANSFORMER = (
     Mutant(neighbours_not_seen, "depthwise kernels that see no neighbours"),
     Mutant(shared.kernel_turned, "rows and columns of kernels exchanged"),
 )
-MUTANTS = (
-    *TRANSFORMER,
+_OTHERS = (
     Mutant(lumina.text_not_causal, "a Gemma 2 that sees what comes"),
     Mutant(lumina.scores_without_a_bound, "Gemma 2's scores without their bound"),
     Mutant(lumina.windows_of_all_tokens, "Gemma 2 without windows"),
     Mutant(lumina.embeddings_not_scaled, "Gemma 2's embeddings not scaled"),
     Mutant(states_before_the_final_norm, "states before Gemma 2's final norm"),
-    *shared.ARITHMETIC,
     Mutant(bias_of_norms_left_out, "no bias of the VAE's norms"),
     Mutant(gain_of_norms_left_out, "no gain of the VAE's norms"),
     Mutant(no_shortcut_up, "no shortcuts where the VAE doubles sides"),
@@ -265,7 +267,7 @@ MUTANTS = (
     Mutant(queries_keys_and_values_apart, "heads of the VAE from q, k and v apart"),
     Mutant(shared.velocity_sign("sana_dit"), "the velocity's sign", picture=True),
     Mutant(whole_instruction_seen, "the whole instruction seen", picture=True),
-    Mutant(one_state_more, "one state of the instruction more", picture=True, refused=("bf16",)),
+    Mutant(one_state_more, "one state of the instruction more", picture=True),
     Mutant(first_state_left_out, "the first state left out", picture=True),
     Mutant(no_instruction, "no instruction before the prompt", picture=True),
     Mutant(instruction_before_the_negative_prompt, "the instruction before the negative prompt too", picture=True),
@@ -280,6 +282,8 @@ MUTANTS = (
     Mutant(shared.latents_scale_1_off, "the latents' scale 1 % off", picture=True),
     *shared.DECODING,
 )
+# Those of the transformer are looked for in 16 bit too
+MUTANTS = (*TRANSFORMER, *shared.ARITHMETIC, *map(_in_float32, _OTHERS))
 
 
 # SANA-Sprint
@@ -325,7 +329,7 @@ def times_even(patch: Patch) -> None:
 
 
 # Of the transformer that both have; SANA's own are looked for in 16 bit too. Sprint makes its time elsewhere.
-_IN_FLOAT32 = [replace(one, refused=("bf16", "fp16")) for one in TRANSFORMER if one.name != "sines_first"]
+_SHARED = [_in_float32(one) for one in TRANSFORMER if one.name != "sines_first"]
 SPRINT = (
     Mutant(guidance_as_given, "guidance not scaled", picture=True),
     Mutant(guidance_of_another_number, "guidance 5 % off", picture=True),
@@ -335,5 +339,5 @@ SPRINT = (
     Mutant(times_even, "the second time half of the first", picture=True),
     Mutant(shared.velocity_sign("sana_dit"), "the velocity's sign", picture=True),
     *shared.NOISE_LEVELS,
-    *_IN_FLOAT32,
+    *_SHARED,
 )

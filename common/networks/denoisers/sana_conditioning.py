@@ -20,13 +20,13 @@ def time_rows(config: SanaConfig, timestep: float, guidance: float) -> NDArray[n
 def positions(config: SanaConfig, rows: int, columns: int) -> NDArray[np.float64] | None:
     """Return the sinusoids [1, L, C] of an image's positions, columns before rows; None for a model without them. Each
     side has the positions of `sample_size` tokens, however many it has."""
-    if config.interpolation_scale is None:
+    if (interpolation := config.interpolation_scale) is None:
         return None
     quarter = config.dim // 4
     frequencies = 10000.0 ** (-np.arange(quarter) / quarter)
 
     def along(count: int) -> NDArray[np.float64]:
-        places = np.arange(count) / (count / config.sample_size) / config.interpolation_scale
+        places = np.arange(count) / (count / config.sample_size) / interpolation
         angles = np.outer(places, frequencies)
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 

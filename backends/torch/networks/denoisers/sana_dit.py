@@ -52,9 +52,10 @@ class TimeEmbed(torch.nn.Module):
         return temb, self.linear(ops.silu(temb))
 
 
-class GuidedTimeEmbed(TimestepEmbedder):
+class GuidedTimeEmbed(torch.nn.Module):
     def __init__(self, config: SanaConfig):
-        super().__init__(config)
+        super().__init__()
+        self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
         self.guidance_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
         self.linear = ops.Linear(config.dim, 6 * config.dim)
 
