@@ -156,7 +156,7 @@ RUNS = (
     Run("anima", "cpu", "--size 512x384 --precision bf16"),
     Run("anima", "mlx", "--size 128x128 --precision fp32"),
     Run("pixart", "cpu", "--size 512x512 --precision fp32"),
-    Run("pixart", "mlx", "--size 256x256 --precision fp32"),
+    Run("pixart", "mlx", "--size 128x128 --precision fp32"),
     Run("sana", "cpu", "--size 1024x1024 --precision fp32"),
     Run("sana", "mlx", "--size 256x256 --precision fp32"),
     # under a control network
