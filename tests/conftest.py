@@ -341,6 +341,14 @@ def tiny_pixart(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_hunyuan(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Hunyuan-DiT folders, of 1.2 and 1.1, written by diffusers; see `tiny_hunyuan`."""
+    from support.tiny_hunyuan import KINDS, write_tiny_hunyuan
+
+    return {name: written(shared_folder / f"tiny-{name}", write_tiny_hunyuan, name) for name in KINDS}
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
@@ -360,6 +368,7 @@ def tiny(
     tiny_sana: dict[str, Path],
     tiny_ovis: Path,
     tiny_pixart: dict[str, Path],
+    tiny_hunyuan: dict[str, Path],
     tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
 ) -> dict[str, Path]:
@@ -385,6 +394,7 @@ def tiny(
         | tiny_krea2
         | tiny_pixart
         | {kind: tiny_sana[kind] for kind in ("sana", "sana-sprint")}
+        | tiny_hunyuan
         | folders
     )
 

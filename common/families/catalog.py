@@ -20,6 +20,7 @@ from qwenimg.common.families.flux2 import known as flux2
 from qwenimg.common.families.flux2 import known_dev as flux2_dev
 from qwenimg.common.families.flux3 import known as flux3
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.families.hunyuan import known as hunyuan
 from qwenimg.common.families.krea2 import known as krea2
 from qwenimg.common.families.longcat import known as longcat
 from qwenimg.common.families.lumina import known as lumina
@@ -36,7 +37,7 @@ from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, TINY_VA
 # What each `known.py` has is taken from here: KNOWN, and where it has them SMALL_FILES, CONTROLS, ADAPTERS, REFUSED.
 _FAMILIES = (
     *(qwen_image, qwen_image_21, z_image, flux2, flux2_dev, flux3, flux),
-    *(stable_diffusion, sd3, longcat, chroma, ernie, krea2, anima, ovis, lumina, pixart, auraflow, sana),
+    *(stable_diffusion, sd3, longcat, chroma, ernie, krea2, anima, ovis, lumina, pixart, auraflow, sana, hunyuan),
 )
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {
@@ -89,7 +90,7 @@ def find_download(name: str) -> Download | None:
 def configurations(known: KnownModel) -> Path | None:
     """Return the folder of a known model's configurations, which this package ships without weights and tokenizer: its
     own, or those of its family; None for a model without them."""
-    folders = (data_folder(name) for name in (known.name, known.family))
+    folders = (data_folder(name) for name in (known.folder or known.name, known.family))
     return next((folder for folder in folders if folder.is_dir()), None)
 
 

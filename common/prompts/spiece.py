@@ -31,7 +31,6 @@ _UNIGRAM, _BPE = 1, 2
 _TRAINER_OPTIONS: _Options = {
     3: ("model_type", 1, _UNIGRAM),
     24: ("treat_whitespace_as_suffix", 0, 0),
-    35: ("byte_fallback", 0, 0),
 }
 _NORMALIZER_OPTIONS: _Options = {
     3: ("add_dummy_prefix", 1, 1),
@@ -57,7 +56,8 @@ class DamagedMessage(ValueError):
 
 
 def read_pieces(file: Path) -> Pieces:
-    """Read the pieces of `file`. Raises ModelError if it is damaged, or of another form than T5's."""
+    """Read the pieces of `file`. Raises ModelError if it is damaged, or of another form than T5's or mT5's, which has
+    pieces for bytes."""
     try:
         return _pieces(file, read_file(file))
     except DamagedMessage as error:
@@ -102,14 +102,19 @@ def _read(file: Path, raw: bytes, trainer: _Options, normalizer: _Options) -> _M
 def _pieces(file: Path, raw: bytes) -> Pieces:
     pieces, types, charsmap = _read(file, raw, _TRAINER_OPTIONS, _NORMALIZER_OPTIONS)
     texts = checked(file, pieces)
-    if types.count(UNKNOWN) != 1 or NORMAL not in types or not set(types) <= {NORMAL, UNKNOWN, CONTROL}:
+    # The user's pieces, mT5's <extra_id_0>, have the score 0, by which they are chosen as plain pieces too
+    plain = {NORMAL, USER, BYTE} if BYTE in types else {NORMAL}
+    if types.count(UNKNOWN) != 1 or NORMAL not in types or not set(types) <= plain | {UNKNOWN, CONTROL}:
         refuse(file, "its pieces are not of types 1 and 3, and one of type 2, as those of T5")
+    if types.count(BYTE) not in (0, 256):
+        refuse(file, f"has pieces for {types.count(BYTE)} of the 256 bytes")
     return Pieces(
         file=file,
         scores=texts,
         unknown=types.index(UNKNOWN),
-        special={text: id for id, (text, _) in enumerate(texts) if types[id] != NORMAL},
+        special={text: id for id, (text, _) in enumerate(texts) if types[id] not in plain},
         charsmap=checked_table(file, charsmap) if charsmap else b"",
+        bytes=BYTE in types,
     )
 
 

@@ -6,7 +6,8 @@ Unusual here:
   others;
 - after the words comes `</s>`, and then `<pad>` up to a fixed length. Both are part of the conditioning;
 - text that spells a special token, such as `</s>` or one of the hundred `<extra_id_0>`, becomes that token, as in
-  transformers. The extra ones follow the pieces, counted backwards, and `spiece.model` does not name them.
+  transformers. The extra ones follow the pieces, counted backwards, and `spiece.model` does not name them;
+- mT5 has a larger vocabulary with pieces for bytes, of which a character is made that has no piece.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def load(folder: Path) -> T5Tokenizer:
 
 def _spiece_model(file: Path) -> Pieces:
     pieces = read_pieces(file)
+    if pieces.bytes:  # mT5's has the extra ones itself
+        return pieces
     extra = {f"<extra_id_{EXTRA - 1 - i}>": len(pieces.scores) + i for i in range(EXTRA)}
     scores = [*pieces.scores, *((text, 0.0) for text in extra)]
     return replace(pieces, scores=scores, special=extra | pieces.special)
@@ -140,7 +143,7 @@ _FORM = Form(
         "decoder": lambda part: part is None or isinstance(part, dict),
         "model": lambda part: isinstance(part, dict) and type(part.get("unk_id")) is int,
     },
-    model={"type": ("Unigram",), "byte_fallback": (None, False)},
+    model={"type": ("Unigram",), "byte_fallback": (None, False, True)},
 )
 
 
@@ -167,7 +170,14 @@ def _tokenizer_json(file: Path) -> Pieces:
         table = b64decode(str(_charsmap(parts["normalizer"])), validate=True)
     except (Base64Error, ValueError) as error:
         refuse(file, f"its table of characters (charsmap) {clean(error, 80)}")
-    return Pieces(file=file, scores=texts, unknown=unknown, special=special, charsmap=checked_table(file, table))
+    return Pieces(
+        file=file,
+        scores=texts,
+        unknown=unknown,
+        special=special,
+        charsmap=checked_table(file, table),
+        bytes=model.get("byte_fallback") is True,
+    )
 
 
 def _added_tokens(file: Path, entries: list[Any]) -> dict[str, int]:

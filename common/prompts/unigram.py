@@ -26,22 +26,24 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPACE = "▁"
-MAX_PIECES = 2**18  # T5 has 32,100
+MAX_PIECES = 2**18  # T5 has 32,100, mT5 250,100
 MAX_PIECE = 64  # characters; T5's longest has 16
-MAX_LENGTH = 2**19  # characters of all pieces, of which each may take 1 kB of memory; T5's have 219,822
+MAX_LENGTH = 2**21  # characters of all pieces, of which each may take 1 kB of memory; T5's have 219,822
 MAX_SCORE = 1e38  # float32, so that the sum over a text is finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
     """The pieces of a file with their scores, in the order of their ids, and the id of an unknown one. `special`: ids
-    by texts that are matched before a text is split; charsmap: the table of characters, checked."""
+    by texts that are matched before a text is split; charsmap: the table of characters, checked; bytes: whether an unknown
+    character is the pieces of its bytes."""
 
     file: Path
     scores: list[tuple[str, float]]
     unknown: int
     special: dict[str, int]
     charsmap: bytes
+    bytes: bool = False
 
 
 def build(pieces: Pieces) -> Tokenizer:
@@ -49,7 +51,7 @@ def build(pieces: Pieces) -> Tokenizer:
     from tokenizers import Tokenizer, normalizers, pre_tokenizers
     from tokenizers.models import Unigram
 
-    tokenizer = Tokenizer(Unigram(pieces.scores, unk_id=pieces.unknown, byte_fallback=False))
+    tokenizer = Tokenizer(Unigram(pieces.scores, unk_id=pieces.unknown, byte_fallback=pieces.bytes))
     if pieces.charsmap:
         tokenizer.normalizer = normalizers.Precompiled(pieces.charsmap)
     words = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)

@@ -33,7 +33,8 @@ MAX_BYTES = {  # Qwen's largest: 11.4 MB, 2.8 MB, 1.7 MB, 1 kB, 10 kB
     "added_tokens.json": 1 << 20,
     "tokenizer_config.json": 4 << 20,
     "special_tokens_map.json": 1 << 20,
-    "spiece.model": 8 << 20,  # T5's has 0.8 MB
+    "spiece.model": 8 << 20,  # T5's has 0.8 MB, mT5's 4.3 MB
+    "vocab.txt": 4 << 20,  # Hunyuan-DiT's, for BERT, has 0.4 MB
     "tokenizer.model": 8 << 20,  # Gemma's has 4.2 MB
 }
 MAX_ID = 2**20  # Qwen's largest is 151,664

@@ -1,5 +1,5 @@
-"""T5's encoder (version 1.1), a text encoder of Flux.1 and Stable Diffusion 3, and UMT5's, AuraFlow's: configuration,
-key styles and manifest.
+"""T5's encoder (version 1.1, and mT5's), a text encoder of Flux.1, Stable Diffusion 3 and others, and UMT5's,
+AuraFlow's: configuration, key styles and manifest.
 
 What is unusual about it:
 - embeddings are not multiplied by the root of their width, and scores are not divided by the root of a head's width;
@@ -34,7 +34,7 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.precision import Precision
 
-MODEL_TYPE, PILE_TYPE = "t5", "umt5"
+MODEL_TYPE, MULTILINGUAL, PILE_TYPE = "t5", "mt5", "umt5"
 FEED_FORWARD = "gated-gelu"
 
 _TOKENS, _TOKENS_AGAIN = "shared.weight", "encoder.embed_tokens.weight"
@@ -54,7 +54,7 @@ _DEFAULTS = {
     "num_heads": 8,
     "feed_forward_proj": "relu",
 }
-_PILE_DEFAULTS = {
+_MULTILINGUAL_DEFAULTS = {
     "vocab_size": 250112,
     "d_model": 512,
     "d_kv": 64,
@@ -142,11 +142,13 @@ class T5Config:
         return self.num_heads
 
 
-def fields(data: Mapping[str, Any], kind: str = MODEL_TYPE) -> dict[str, Any]:
-    """Return the fields of `T5Config` from a config.json of this `kind`. Raises ModelError for another model."""
-    if data.get("model_type", kind) != kind:
-        raise ModelError(f"model_type {clean(data['model_type'], 60)!r} is not supported; expected {kind!r}")
-    defaults = _DEFAULTS if kind == MODEL_TYPE else _PILE_DEFAULTS
+def fields(data: Mapping[str, Any], kinds: tuple[str, ...] = (MODEL_TYPE, MULTILINGUAL)) -> dict[str, Any]:
+    """Return the fields of `T5Config` from a config.json of one of `kinds`, of the first if it names none. Raises
+    ModelError for another model."""
+    kind = data.get("model_type", kinds[0])
+    if kind not in kinds:
+        raise ModelError(f"model_type {clean(kind, 60)!r} is not supported; expected {kinds[0]!r}")
+    defaults = _DEFAULTS if kind == MODEL_TYPE else _MULTILINGUAL_DEFAULTS
     return defaults | {name: data[name] for name in T5Config.__dataclass_fields__ if name in data}
 
 
@@ -237,7 +239,7 @@ NETWORK = Network(
 UMT5 = replace(
     NETWORK,
     kind=PILE_TYPE,
-    fields=lambda data: fields(data, PILE_TYPE),
+    fields=lambda data: fields(data, (PILE_TYPE,)),
     stated={"shares_bias": False},
     described=lambda config: {"architectures": ["UMT5EncoderModel"]},
 )

@@ -1,0 +1,237 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""Hunyuan-DiT's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.hunyuan_dit`.
+
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are keys of the manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import FeedForward, FinalNorm, TimestepEmbedding
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.ops import images
+from qwenimg.common.networks.denoisers import hunyuan_conditioning
+from qwenimg.common.networks.denoisers.hunyuan_dit import (
+    CONDITION_CHANNELS,
+    NORM_EPS,
+    PATCH,
+    POOL_HEADS,
+    QK_EPS,
+    HunyuanConfig,
+)
+from qwenimg.common.runtime.engine import NumpyArray
+
+# Layers
+
+
+class PatchEmbed(mlx.nn.Module):
+    def __init__(self, config: HunyuanConfig):
+        super().__init__()
+        self.proj = ops.Conv2d(config.in_channels, config.dim, PATCH, PATCH)
+
+    def __call__(self, x: Array, dtype: mx.Dtype) -> Array:
+        """Return the tokens [B L C] of latents [B h w in] in `dtype`."""
+        return ops.stream(images.tokens(self.proj(x)), dtype)
+
+
+class Projection(mlx.nn.Module):
+    def __init__(self, inputs: int, hidden: int, outputs: int):
+        super().__init__()
+        self.linear_1 = ops.Linear(inputs, hidden)
+        self.linear_2 = ops.Linear(hidden, outputs)
+
+    def __call__(self, x: Array) -> Array:
+        """[... inputs] -> [... outputs]."""
+        return self.linear_2(ops.silu(self.linear_1(x)))
+
+
+class AttentionPool(mlx.nn.Module):
+    def __init__(self, config: HunyuanConfig):
+        super().__init__()
+        dim = config.cross_attention_dim_t5
+        self.positional_embedding = ops.Embedding(config.text_len_t5 + 1, dim)
+        self.q_proj = ops.Linear(dim, dim)
+        self.k_proj = ops.Linear(dim, dim)
+        self.v_proj = ops.Linear(dim, dim)
+        self.c_proj = ops.Linear(dim, config.pooled_projection_dim)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Array) -> Array:
+        """[B S C] -> [B S H D]."""
+        return x.reshape(*x.shape[:2], POOL_HEADS, -1)
+
+    def __call__(self, text: Array) -> Array:
+        """Attend from the mean of the states to it and all of them: [1 S C] -> [1 P]."""
+        x = ops.add(mx.concatenate((text.mean(axis=1)[:, None], text), axis=1), self.positional_embedding.weight)
+        v = self.attend.values(self.heads(self.v_proj(x)))
+        q, k = self.heads(self.q_proj(x[:, :1])), self.heads(self.k_proj(x))
+        return self.c_proj(self.attend.result(ops.attention(q, k, v)))[:, 0]
+
+
+class Embeddings(mlx.nn.Module):
+    def __init__(self, config: HunyuanConfig):
+        super().__init__()
+        self.timestep_embedder = TimestepEmbedding(CONDITION_CHANNELS, config.dim)
+        self.pooler = AttentionPool(config)
+        if config.sees_size:
+            self.style_embedder = ops.Embedding(1, config.dim)
+        self.extra_embedder = Projection(config.extra_dim, 4 * config.dim, config.dim)
+
+    def extra(self, text: Array, sizes: Array | None) -> Array:
+        """Embed T5's states [1 S C'], and the sinusoids [1 6*256] of sizes with the style: [1 C]."""
+        vector = self.pooler(text)
+        if sizes is not None:
+            vector = mx.concatenate((vector, sizes, self.style_embedder.weight), axis=1)
+        return self.extra_embedder(vector)
+
+
+class ShiftedNorm(mlx.nn.Module):
+    def __init__(self, config: HunyuanConfig):
+        super().__init__()
+        self.norm = ops.LayerNorm(config.dim, NORM_EPS)
+        self.linear = ops.Linear(config.dim, config.dim)
+
+    def __call__(self, x: Array, mod: Array) -> Array:
+        """Return the norm of x [B L C], shifted by a layer of mod [1 C]."""
+        return ops.add(ops.at_least_float32(self.norm(x)), self.linear(mod)[:, None])
+
+
+class Attention(mlx.nn.Module):
+    def __init__(self, config: HunyuanConfig, seen: int):
+        """seen: the width of the tokens that it attends to."""
+        super().__init__()
+        dim, self.head_dim = config.dim, config.attention_head_dim
+        self.to_q = ops.Linear(dim, dim)
+        self.to_k = ops.Linear(seen, dim)
+        self.to_v = ops.Linear(seen, dim)
+        self.norm_q = ops.LayerNorm(self.head_dim, QK_EPS)
+        self.norm_k = ops.LayerNorm(self.head_dim, QK_EPS)
+        self.to_out = [ops.Linear(dim, dim)]
+        self.attend = ops.Attend()
+
+    def heads(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def rotated(self, x: Array, rope: Array, dtype: mx.Dtype) -> Array:
+        return ops.rotate_pairs(ops.at_least_float32(x), rope, dtype)
+
+    def __call__(self, x: Array, rope: Array, text: Array | None = None) -> Array:
+        """Attend from x [B L C] to itself, or to the text [B S C']: [B L C]. Keys of the text are not rotated."""
+        seen = x if text is None else text
+        v = self.attend.values(self.heads(self.to_v(seen)))
+        q = self.rotated(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
+        k = self.norm_k(self.heads(self.to_k(seen)))
+        k = self.rotated(k, rope, v.dtype) if text is None else k
+        return self.to_out[0](self.attend(q, k, v))
+
+
+class HunyuanBlock(mlx.nn.Module):
+    def __init__(self, config: HunyuanConfig, layer: int, stream: mx.Dtype):
+        super().__init__()
+        self.stream = stream
+        self.norm1 = ShiftedNorm(config)
+        self.attn1 = Attention(config, config.dim)
+        self.norm2 = ops.LayerNorm(config.dim, NORM_EPS)
+        self.attn2 = Attention(config, config.cross_attention_dim)
+        self.norm3 = ops.LayerNorm(config.dim, NORM_EPS)
+        self.ff = FeedForward(config.dim, config.inner)
+        if config.takes_skip(layer):
+            self.skip_norm = ops.LayerNorm(2 * config.dim, NORM_EPS)
+            self.skip_linear = ops.Linear(2 * config.dim, config.dim)
+
+    def __call__(self, x: Array, mod: Array, text: Array, rope: Array, skip: Array | None = None) -> Array:
+        """Run the block on x [B L C], in the second half joined with `skip`, the stream behind an earlier block.
+
+        mod [1 C]: SiLU of what the time and the text are embedded to; text [B S C'].
+        """
+        if skip is not None:
+            x = ops.stream(self.skip_linear(self.skip_norm(mx.concatenate((x, skip), axis=-1))), self.stream)
+        x = ops.residual(x, self.attn1(self.norm1(x, mod), rope))
+        x = ops.residual(x, self.attn2(self.norm2(x), rope, text))
+        return ops.residual(x, self.ff(self.norm3(x)))
+
+
+# Model
+
+
+class HunyuanTransformer(mlx.nn.Module):
+    def __init__(self, config: HunyuanConfig, stream: mx.Dtype):
+        super().__init__()
+        self.config, self.stream = config, stream
+        self.pos_embed = PatchEmbed(config)
+        self.time_extra_emb = Embeddings(config)
+        t5 = config.cross_attention_dim_t5
+        self.text_embedder = Projection(t5, 4 * t5, config.cross_attention_dim)
+        self.text_embedding_padding = ops.Embedding(config.text_len + config.text_len_t5, config.cross_attention_dim)
+        self.blocks = [HunyuanBlock(config, i, stream) for i in range(config.num_layers)]
+        self.norm_out = FinalNorm(config.dim, NORM_EPS)
+        self.proj_out = ops.Linear(config.dim, 2 * PATCH**2 * config.in_channels)
+
+    def text(self, bert: Array, t5: Array, words: int) -> Array:
+        """Join BERT's states [1 S' C'], and the first `words` of T5's behind two layers, each with the learned rows of
+        its padding behind it: [1 S C']."""
+        rows, places = ops.stream(self.text_embedding_padding.weight, self.stream)[None], self.config.text_len
+        states = ops.stream(bert, self.stream), ops.stream(self.text_embedder(t5[:, :words]), self.stream)
+        return mx.concatenate(
+            (states[0], rows[:, bert.shape[1] : places], states[1], rows[:, places + words :]), axis=1
+        )
+
+    def __call__(self, latents: Array, features: Array, extra: Array, text: Array, rope: Array) -> Array:
+        """Predict v [B h w in] for latents [B h w in] and the sinusoids [1 256] of the time.
+
+        extra [1 C]: what is added to the embedded time; text [B S C']; rope [L 1 D/2 2].
+        """
+        temb = ops.add(self.time_extra_emb.timestep_embedder(features), extra)
+        mod = ops.silu(temb)
+        x, skips = self.pos_embed(latents, self.stream), list[Array]()
+        for layer, block in enumerate(self.blocks):
+            if self.config.takes_skip(layer):
+                x = ops.async_eval(block(x, mod, text, rope, skips.pop()))
+            else:
+                x = ops.async_eval(block(x, mod, text, rope))
+            if self.config.gives_skip(layer):
+                skips.append(x)
+        x = self.proj_out(self.norm_out(x, self.norm_out.modulation(temb), self.proj_out.dtype))
+        noise = x.reshape(*x.shape[:2], PATCH**2, -1)[..., : self.config.in_channels]  # behind it is a variance
+        return images.joined_patches(noise.reshape(*x.shape[:2], -1), latents, PATCH)
+
+
+# Runner
+
+
+@dataclass(frozen=True)
+class Condition:
+    extra: Array
+    text: Array
+    rope: Array
+
+
+class Runner(LoadedNetwork[HunyuanConfig, HunyuanTransformer]):
+    network, role = HunyuanTransformer, "transformer"
+
+    @ops.computes
+    def condition(
+        self, bert: Array, t5: Array, words: int, grid: tuple[int, int], sizes: NumpyArray | None = None
+    ) -> Condition:
+        """Prepare BERT's states [1 S' C'], and T5's [1 S C''] of which the first `words` are words, for an image of
+        `grid` rows and columns of tokens; sizes [1 6*256]: sinusoids, for a model that sees them."""
+        tables = hunyuan_conditioning.rope(self.config, grid)
+        rope = ops.rope_freqs(*(ops.table(one, self.table_dtype) for one in tables))
+        given = None if sizes is None else ops.table(sizes, self.table_dtype)
+        extra = ops.eval(self.model.time_extra_emb.extra(t5, given))
+        return Condition(extra, ops.eval(self.model.text(bert, t5, words)), rope)
+
+    @ops.computes
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict v [1 C h w] in float32 for scaled latents x [1 C h w], both in the order of the pipeline, and
+        sinusoids of the time."""
+        features = ops.table(step, self.table_dtype)
+        fixed = condition.extra, condition.text, condition.rope
+        return images.to_bchw(ops.at_least_float32(self.model(images.from_bchw(x), features, *fixed)))
