@@ -30,6 +30,7 @@ from support.tiny_flux import write_tiny_flux
 from support.tiny_flux2 import write_tiny_flux2
 from support.tiny_flux2_dev import write_tiny_flux2_dev
 from support.tiny_flux3 import write_tiny_flux3
+from support.tiny_hunyuan import write_tiny_hunyuan
 from support.tiny_krea2 import write_tiny_krea2
 from support.tiny_layered import write_tiny_layered
 from support.tiny_longcat import write_tiny_longcat
@@ -56,6 +57,7 @@ TITLES = {
     "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0",
     "pixart": "PixArt", "auraflow": "AuraFlow",
     "sana": "SANA", "sana-sprint": "SANA-Sprint",
+    "hunyuan": "Hunyuan-DiT",
     "qwen21": "Qwen-Image-2.1",
     "qwen-control": "ControlNets of Qwen-Image",
 }  # fmt: skip
@@ -81,6 +83,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "sana-sprint": lambda folder: write_tiny_sana(folder, "sana-sprint"),
     "ovis": write_tiny_ovis,
     "pixart-alpha": lambda folder: write_tiny_pixart(folder, "pixart-alpha"),
+    "hunyuan-1.1": lambda folder: write_tiny_hunyuan(folder, "hunyuan-1.1"),
     "longcat": lambda folder: write_tiny_longcat(folder, "text"),
     "longcat-edit": lambda folder: write_tiny_longcat(folder, "edit"),
     "qwen": write_tiny_model,

@@ -19,8 +19,8 @@ from qwenimg.common.families.flux import known as flux
 from qwenimg.common.families.flux2 import known as flux2
 from qwenimg.common.families.flux2 import known_dev as flux2_dev
 from qwenimg.common.families.flux3 import known as flux3
-from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.hunyuan import known as hunyuan
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.krea2 import known as krea2
 from qwenimg.common.families.longcat import known as longcat
 from qwenimg.common.families.lumina import known as lumina

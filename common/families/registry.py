@@ -24,8 +24,8 @@ from qwenimg.common.families.flux.family import FAMILY as FLUX
 from qwenimg.common.families.flux2.family import DEV as FLUX_2_DEV
 from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
 from qwenimg.common.families.flux3.family import FAMILY as FLUX_3
-from qwenimg.common.families.known_model import KnownModel, ModelPath
 from qwenimg.common.families.hunyuan.family import FAMILY as HUNYUAN
+from qwenimg.common.families.known_model import KnownModel, ModelPath
 from qwenimg.common.families.krea2.family import FAMILY as KREA_2
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.longcat.family import FAMILY as LONGCAT

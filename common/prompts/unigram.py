@@ -35,8 +35,8 @@ MAX_SCORE = 1e38  # float32, so that the sum over a text is finite
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
     """The pieces of a file with their scores, in the order of their ids, and the id of an unknown one. `special`: ids
-    by texts that are matched before a text is split; charsmap: the table of characters, checked; bytes: whether an unknown
-    character is the pieces of its bytes."""
+    by texts that are matched before a text is split; charsmap: the table of characters, checked;
+    bytes: whether an unknown character is the pieces of its bytes."""
 
     file: Path
     scores: list[tuple[str, float]]

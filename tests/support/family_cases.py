@@ -48,6 +48,8 @@ KINDS = {
     "ovis": "ovis",
     "pixart": "pixart",
     "pixart-alpha": "pixart",
+    "hunyuan": "hunyuan",
+    "hunyuan-1.1": "hunyuan",
     "toy": "toy",
 }
 FIRST = {family: kind for kind, family in reversed(KINDS.items()) if family != "toy"}

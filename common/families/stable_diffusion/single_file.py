@@ -66,6 +66,7 @@ _IGNORED_PREFIXES = (
     "loss.",
     "embedding_manager.",  # of textual inversion during training
 )
+_OTHERS = (*DENOISERS[:-1], "text_encoders.")  # of whole models of other families, with such a VAE
 LATENTS = 4  # channels; a VAE of another number is another family's
 _ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
 _EDM = {"edm_mean": "Playground model", "edm_vpred.sigma_max": "CosXL model"}
@@ -198,7 +199,7 @@ def prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     if unet is None and vae:
         first = tensors.get(f"{vae}decoder.conv_in.weight")
         is_own = first is not None and first.shape[1:2] == (LATENTS,)
-        vae = vae if is_own and not any(name.startswith(DENOISERS[:-1]) for name in tensors) else None
+        vae = vae if is_own and not any(name.startswith(_OTHERS) for name in tensors) else None
     return unet, vae
 
 
