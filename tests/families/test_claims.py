@@ -29,6 +29,8 @@ from qwenimg.common.networks.denoisers import (
     flux2_names,
     flux3_names,
     flux_names,
+    hunyuan_dit,
+    hunyuan_names,
     krea2_dit,
     longcat_dit,
     lumina_dit,
@@ -60,19 +62,20 @@ AUTHORS = {
     "lumina": lambda name: lumina_names.place(name, lumina_dit.LuminaConfig()),
     "pixart": lambda name: pixart_names.place(pixart_dit.rename(name)),
     "sana": lambda name: sana_names.place(sana_dit.rename(name), sana_dit.SanaConfig()),
+    "hunyuan": lambda name: hunyuan_names.place(hunyuan_dit.rename(name)),
     "anima": lambda name: Place(anima_names.authors_name(name)),
 }
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",),
         "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",), "ovis": ("flux", "ovis"),
         "chroma": ("flux",), "krea2": ("krea2",), "anima": ("cosmos",), "lumina": ("lumina2",),
-        "pixart": ("pixart",), "auraflow": ("aura",), "sana": ("sana",)}  # fmt: skip
+        "pixart": ("pixart",), "auraflow": ("aura",), "sana": ("sana",), "hunyuan": ("hydit",)}  # fmt: skip
 """The architectures that programs write for each family's transformer."""
 SHARED = {
     "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
     "sd15 text_encoder": {"stable-diffusion", "sd3", "flux"},
     "sdxl text_encoder_2": {"stable-diffusion", "sd3"},  # CLIP-G
-    "flux-schnell text_encoder_2": {"sd3", "flux", "chroma", "pixart"},  # T5
-    "sd3-medium text_encoder_3": {"sd3", "flux", "chroma", "pixart"},
+    "flux-schnell text_encoder_2": {"sd3", "flux", "chroma", "pixart", "hunyuan"},  # T5
+    "sd3-medium text_encoder_3": {"sd3", "flux", "chroma", "pixart", "hunyuan"},
     "z-image-turbo text_encoder": {"z-image", "flux2", "anima", "ovis"},  # Qwen3
     "flux2-klein-9b text_encoder": {"z-image", "flux2", "anima", "ovis"},
     "anima text_encoder": {"z-image", "flux2", "anima", "ovis"},
@@ -83,8 +86,8 @@ SHARED = {
     "sd3-medium vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
     "z-image-turbo vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
     "lumina-image-2 vae": {"sd3", "z-image", "lumina", "flux", "longcat", "ovis", "chroma"},
-    "sd15 vae": {"stable-diffusion", "pixart", "auraflow"},
-    "auraflow vae": {"stable-diffusion", "pixart", "auraflow"},
+    "sd15 vae": {"stable-diffusion", "pixart", "auraflow", "hunyuan"},
+    "auraflow vae": {"stable-diffusion", "pixart", "auraflow", "hunyuan"},
     "flux2-klein-4b vae": {"flux2", "flux2-dev", "flux3", "ernie"},
     "flux3-klein vae": {"flux2", "flux2-dev", "flux3", "ernie"},
     "flux3-klein text_encoder": {"qwen-image-2.1", "flux3", "krea2"},  # Qwen3-VL
@@ -192,6 +195,7 @@ TITLES = {
     "sana-1.5": "SANA",
     "ovis-image": "Ovis-Image",
     "pixart-sigma": "PixArt",
+    "hunyuan-dit": "Hunyuan-DiT",
     "longcat-image": "Flux.1 or LongCat-Image",  # by the names in the first blocks
     "sd3.5-large": "Stable Diffusion 3",
     "sd15": "Stable Diffusion 1.x",
@@ -200,7 +204,7 @@ TITLES = {
 
 
 # Which differ in the widths of such layers alone
-SIMILAR = ("FLUX.2 klein or FLUX.2 dev", "Z-Image or Lumina-Image 2.0", "Anima or PixArt")
+SIMILAR = ("FLUX.2 klein or FLUX.2 dev", "Z-Image or Lumina-Image 2.0", "Anima or PixArt or Hunyuan-DiT")
 FLUX_1 = "Flux.1 or LongCat-Image or Ovis-Image"  # by the names in the first blocks, if no width tells them apart
 
 

@@ -60,6 +60,8 @@ WIDTHS = {
     "lumina-image-2": "transformer.cap_feat_dim text_encoder.state_size transformer.in_channels vae.latent_channels",
     "pixart-sigma": "transformer.caption_channels text_encoder.d_model transformer.in_channels vae.latent_channels",
     "sana-1.5": "transformer.caption_channels text_encoder.state_size transformer.in_channels vae.latent_channels",
+    "hunyuan-dit": "transformer.cross_attention_dim text_encoder.hidden_size transformer.cross_attention_dim_t5 "
+    "text_encoder_2.d_model transformer.in_channels vae.latent_channels",
     "anima": "text_conditioner.source_dim transformer.text_embed_dim transformer.in_channels vae.z_dim",
     "ovis-image": "transformer.joint_attention_dim text_encoder.state_size transformer.in_channels vae.latent_channels",
     "longcat-image": "transformer.joint_attention_dim text_encoder.hidden_size transformer.in_channels "

@@ -62,6 +62,13 @@ def pixart(variant: str, parameters: int, known: Any, model: Any, folder: Path) 
     assert checkpoint.distilled is (known.name == "pixart-lcm")
 
 
+def hunyuan(variant: str, parameters: int, known: Any, model: Any, folder: Path) -> None:
+    checkpoint = model.checkpoint
+    assert checkpoint.variant == variant and checkpoint["transformer"].plan.parameters == parameters
+    assert checkpoint.scheduler.beta_end == (0.018 if variant == "hunyuan-dit" else 0.03)
+    assert checkpoint.distilled is ("distilled" in known.name)
+
+
 def edits(kind: variants.QwenVariant, known: Any, model: Any, folder: Path) -> None:
     assert model.checkpoint.variant == kind.name
     assert model.checkpoint["transformer"].config.zero_cond_t is kind.zero_cond_t
@@ -120,6 +127,11 @@ KNOWN: dict[str, Row] = {
             ("sana-sprint-0.6b", 2, 1.0),
         )
     },
+    "hunyuan-dit": ("hunyuan", "Tencent", 50, 5.0, partial(hunyuan, "hunyuan-dit", 1_499_952_032)),
+    "hunyuan-dit-distilled": ("hunyuan", "Tencent", 25, 5.0, partial(hunyuan, "hunyuan-dit", 1_499_952_032)),
+    "hunyuan-dit-1.1": ("hunyuan", "Tencent", 50, 5.0, partial(hunyuan, "hunyuan-dit-1.1", 1_516_534_048)),
+    "hunyuan-dit-1.1-distilled": ("hunyuan", "Tencent", 25, 5.0, partial(hunyuan, "hunyuan-dit-1.1", 1_516_534_048)),
+    "hunyuan-dit-1.0": ("hunyuan", "Tencent", 50, 5.0, partial(hunyuan, "hunyuan-dit-1.1", 1_516_534_048)),
     "anima": ("anima", "Non-Commercial", 40, 4.0, partial(shift, 3.0)),
     "flux-kontext": ("flux", "Non-Commercial", 28, 2.5, partial(gated, "edits")),
     "flux-fill": ("flux", "Non-Commercial", 50, 30.0, partial(gated, "masked")),
@@ -160,6 +172,7 @@ SPELLINGS = {
     "PixArt-alpha/PixArt-LCM-XL-2-1024-MS": "pixart-lcm",
     "fal/AuraFlow": "auraflow-0.1", "AuraFlow-v0.3": "auraflow", "purplesmartai/pony-v7-base": "pony-v7",
     "sana": "sana-1.5", "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": "sana-1.5-4.8b",
+    "Tencent-Hunyuan/HunyuanDiT-v1.2-Diffusers": "hunyuan-dit", "HunyuanDiT": "hunyuan-dit",
     "circlestone-labs/Anima-Base-v1.0-Diffusers": "anima", "Anima-Base": "anima",
     "black-forest-labs/FLUX.2-dev": "flux2-dev", "flux.2-dev": "flux2-dev",
     "flux2-klein": "flux2-klein-4b", "flux.1-fill-dev": "flux-fill",

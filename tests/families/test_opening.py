@@ -143,7 +143,7 @@ LORAS = ("common/weights/loras/peft_config.py", "common/parts/texts/text_lora_na
 # SDXL's second text encoder in an embedding, and a vision tower beside a language model
 SECOND_TEXTS = ("common/parts/texts/embedding_file.py", "common/parts/texts/towers.py")
 # Families with several text encoders, or with a vision tower in a file of its own
-SEVERAL = ("stable_diffusion", "sd3", "flux", "chroma", "longcat", "pixart", "qwen_image", "qwen_image_21")
+SEVERAL = ("stable_diffusion", "sd3", "flux", "chroma", "longcat", "pixart", "hunyuan", "qwen_image", "qwen_image_21")
 TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
 
 

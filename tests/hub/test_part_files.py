@@ -118,7 +118,7 @@ def test_the_shipped_configurations_are_whole_models(name: str) -> None:
             config = opened.checkpoint[part_name].config
             tables[f"{part_name}/config.json"] = network.written(config)
             library, kind = index[part_name][:2]  # type: ignore[index]
-            known = ("CLIP", "T5", "UMT5", "Qwen", "Mistral", "Gemma")
+            known = ("Bert", "CLIP", "T5", "UMT5", "Qwen", "Mistral", "Gemma")
             assert library == "diffusers" or kind.startswith(known), part_name
             assert library == "transformers" or network.kind == kind
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}

@@ -25,6 +25,7 @@ from support import (
     tiny_flux,
     tiny_flux2,
     tiny_flux3,
+    tiny_hunyuan,
     tiny_krea2,
     tiny_longcat,
     tiny_lumina,
@@ -50,6 +51,8 @@ from qwenimg.common.networks.denoisers import (
     flux2_names,
     flux3_names,
     flux_names,
+    hunyuan_dit,
+    hunyuan_names,
     krea2_dit,
     krea2_names,
     longcat_dit,
@@ -75,6 +78,7 @@ from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.hunyuan_dit import HunyuanConfig
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
@@ -222,6 +226,13 @@ SANA = Network(
 )
 
 
+HUNYUAN = Network(
+    names=hunyuan_names,
+    like=HunyuanConfig(**(tiny_hunyuan.DIT | tiny_hunyuan.WIDE)),
+    ours=hunyuan_dit.rename,
+)
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, a tiny model of it whose rows are whole blocks of codes, and its tensors in a file."""
@@ -358,6 +369,15 @@ def sana(kind: str, file: Callable[[Any], Tensors]) -> Case:
     return Case(network, cache(partial(tiny_sana.tiny_dit, **changes)), file, partial(as_in, SanaConfig))
 
 
+def hunyuan(file: Callable[[Any], Tensors], **more: object) -> Case:
+    """more: of a model that sees sizes."""
+
+    def config(model: Any) -> HunyuanConfig:
+        return HunyuanConfig(**(tiny_hunyuan.DIT | tiny_hunyuan.WIDE | more))
+
+    return Case(HUNYUAN, cache(partial(tiny_hunyuan.tiny_dit, **tiny_hunyuan.WIDE, **more)), file, config)
+
+
 CASES = {
     "flux-dev": flux(),
     "flux-schnell": flux(guidance_embeds=False),
@@ -387,6 +407,9 @@ CASES = {
     "pixart, diffusers' names": pixart(state_dict),
     **{kind: sana(kind, tiny_sana.transformer_file) for kind in tiny_sana.KINDS},
     "sana, diffusers' names": sana("sana", state_dict),
+    "hunyuan": hunyuan(tiny_hunyuan.transformer_file),
+    "hunyuan, 1.1": hunyuan(tiny_hunyuan.transformer_file, use_style_cond_and_image_meta_size=True),
+    "hunyuan, diffusers' names": hunyuan(state_dict),
     "flux3": flux3(flow_map=True),
     "flux3-base": flux3(flow_map=False),
     "z-image": z_image(tiny_zimage.transformer_file),
@@ -533,6 +556,7 @@ ARCHITECTURES = (
     ("lumina", "lumina2"),
     ("pixart", "pixart"),
     ("sana", "sana"),
+    ("hunyuan", "hydit"),
 )  # fmt: skip
 TYPES = [(*row, type) for row in ARCHITECTURES for type in ("F16", "Q8_0")]
 TYPES += [(*row, type) for row in ARCHITECTURES[3:5] for type in ("BF16", "Q4_0")]
@@ -570,6 +594,7 @@ def test_gguf(tmp_path: Path, name: str, architecture: str, type: str) -> None:
         "lumina",
         "pixart",
         "sana",
+        "hunyuan",
         "z-image",
         "qwen21, fused",
     ],

@@ -299,20 +299,6 @@ def padding_not_learned(patch: Patch) -> None:
     patch.loaded(lambda entry, made: 0.0 * made if "text_embedding_padding" in entry.name else made)
 
 
-def padding_one_row_later(patch: Patch) -> None:
-    _rolled(patch, "text_embedding_padding", 1)
-
-
-def t5_before_bert(patch: Patch) -> None:
-    """Tokens of the text in the other order, each with the padding of its place."""
-
-    def turned(made: Any, own: Any, bert: Any, t5: Any, words: int) -> Any:
-        text = made(own, bert, t5, words)
-        return text[:, 1:]
-
-    patch.around(_class(patch, "HunyuanTransformer"), "text", turned)
-
-
 def all_of_t5_words(patch: Patch) -> None:
     """States of padding for the learned rows."""
     patch.around(WordT5Texts, "words", lambda words, texts, prompt: texts.length)
@@ -383,7 +369,7 @@ MUTANTS = (
     Mutant(queries_to_the_text_not_rotated, "queries to the text not rotated"),
     Mutant(text_not_seen, "no attention to the text"),
     Mutant(last_text_token_not_attended, "the last text token not attended"),
-    Mutant(keys_and_values_exchanged, "keys and values exchanged", refused=()),
+    Mutant(keys_and_values_exchanged, "keys and values exchanged"),
     Mutant(projections_without_silu, "no SiLU between projections"),
     Mutant(patches_in_channels_first, "channels first in a patch"),
     Mutant(variance_for_v, "the variance for v"),
@@ -393,7 +379,6 @@ MUTANTS = (
     Mutant(pool_not_projected, "the pool's queries and keys exchanged"),
     Mutant(style_before_the_sizes, "the style before the sizes"),
     Mutant(style_not_added, "no style"),
-    Mutant(padding_not_learned, "zeros for the learned padding"),
     Mutant(bert_without_the_first_of_a_pair, "BERT's second text for its first"),
     Mutant(bert_norms_before, "half of the stream in BERT's sums"),
     Mutant(bert_gelu_by_tanh, "BERT's GELU by its tanh form"),
@@ -407,8 +392,7 @@ MUTANTS = (
     Mutant(sd.attention_without_its_input, "the VAE's attention without its input"),
     Mutant(shared.kernel_turned, "rows and columns of kernels exchanged"),
     *shared.ARITHMETIC,
-    Mutant(padding_one_row_later, "the learned padding one row later", picture=True),
-    Mutant(t5_before_bert, "the first token of the text left out", picture=True),
+    Mutant(padding_not_learned, "zeros for the learned padding", picture=True),
     Mutant(all_of_t5_words, "T5's states of padding for the learned rows", picture=True),
     Mutant(padding_seen_by_t5, "padding that T5 sees", picture=True),
     Mutant(no_end_of_berts_text, "no end token of BERT's", picture=True),
@@ -433,7 +417,7 @@ MUTANTS = (
     Mutant(flux.t5_looks_the_other_way, "T5's distances with the other sign", picture=True),
     Mutant(shared.branches_swapped(Hunyuan), "the branches of guidance exchanged", picture=True),
     Mutant(shared.from_the_prompt(Hunyuan), "guidance from the prompt's prediction", picture=True),
-    Mutant(guidance_rescale_of_the_guided, "guidance rescaled that is not to be", picture=True),
+    Mutant(guidance_rescale_of_the_guided, "guidance rescaled that is not to be", picture=True, refused=("bf16",)),
     Mutant(shared.latents_scale_1_off, "the latents' scale 1 % off", picture=True),
     *shared.DECODING,
 )
