@@ -124,8 +124,6 @@ RUNS = (
     Run("chroma", "mlx", "--size 128x128 --precision fp32"),
     Run("ernie", "cpu", "--size 256x256 --precision fp32"),
     Run("ernie", "mlx", "--size 128x128 --precision fp32"),
-    Run("auraflow", "cpu", "--size 256x256 --precision fp32"),
-    Run("auraflow", "mlx", "--size 128x128 --precision fp32"),
     Run("krea2", "cpu", "--size 256x256 --precision fp32"),
     Run("krea2", "mlx", "--size 128x128 --precision fp32"),
     Run("lumina", "cpu", "--size 256x256 --precision fp32"),

@@ -35,7 +35,7 @@ def places(grid: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float
 
 def _side(length: int, count: int) -> NDArray[np.float64]:
     start = round((_BASE - length) / 2)
-    return start + np.arange(count) * (length / count)
+    return start + np.arange(count, dtype=np.float64) * (length / count)
 
 
 def time_row(timestep: float) -> NDArray[np.float64]:

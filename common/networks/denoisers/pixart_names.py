@@ -83,7 +83,7 @@ LAYOUTS = Layouts(
     rows=(
         Layout(
             names="its authors' names, as ComfyUI has it",
-            signs=("t_block.1.weight", "blocks.0.cross_attn.kv_linear.weight"),
+            signs=("t_block.1.weight", "blocks.0.cross_attn.kv_linear.weight", "blocks.0.mlp.fc1.weight"),
             place=lambda name, config: place(name),
         ),
         Layout(names="diffusers' names", signs=("adaln_single.linear.weight", "caption_projection.linear_1.weight")),
