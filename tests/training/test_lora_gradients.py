@@ -25,8 +25,8 @@ BACKENDS = ("cpu", "mlx")
 # Relative L2 of all gradients, and of the worst tensor. Measured: 4e-7 to 1.1e-6 and 1e-6 to 1.6e-5, whose tensor is
 # small; Z-Image 8e-6 and 1.2e-5, since diffusers computes the embedding of its time in float32; LongCat-Image-Edit
 # 1.1e-5 and 2.5e-5, since the text with a picture is 4e-6 off the reference's, which is float32 too; ERNIE-Image 3.2e-6
-# and 6e-6, since its modulation is in float32 there; AuraFlow 2.6e-5 and 9e-5: sums go over 250 equal rows of pads
-# (8e-6 with 16 rows of text).
+# and 6e-6, since its modulation is in float32 there; AuraFlow 2.6e-5 and 9e-5: sums go over 250 equal rows of
+# pads (8e-6 with 16 rows of text).
 FP32, FP32_WORST = 3e-6, 4e-5
 IN_FLOAT32 = {"z-image": 2e-5, "longcat-edit": 2e-5, "ernie": 6e-6, "auraflow": 5e-5}
 WORST_IN_FLOAT32 = {"auraflow": 2e-4}
