@@ -37,6 +37,7 @@ from support import (
     oracle_flux,
     oracle_flux2,
     oracle_flux3,
+    oracle_hunyuan,
     oracle_krea2,
     oracle_longcat,
     oracle_lumina,
@@ -175,6 +176,12 @@ def _kinds() -> dict[str, Kind]:
             oracle_sana.pipeline, "transformer", torch.from_numpy, lambda s: float(int(1000 * s)), flow,
             options={"guidance_scale": 1.0, "use_resolution_binning": False},
         ),
+        "hunyuan-1.1": Kind(
+            oracle_hunyuan.pipeline, "transformer", torch.from_numpy, _hunyuan_time, flow, noised=_scaled,
+            answer=lambda result: result[0][:, :4], target=_velocity,
+            weight=lambda s: min(1 / s**2, 5.0) / (1 / s**2 + 1),
+            options={"guidance_scale": 1.0, "use_resolution_binning": False},
+        ),
         "sd15": Kind(
             _unet("StableDiffusionPipeline"), "unet", torch.from_numpy, _trained_time, levels,
             target=lambda x0, noise, sigma: noise, weight=lambda s: min(1 / s**2, 5.0) * s**2, **unet,
@@ -193,6 +200,11 @@ def _kinds() -> dict[str, Kind]:
 def _trained_time(sigma: float) -> float:
     """The timestep of a level of Stable Diffusion's own betas."""
     return _time(np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2, sigma)
+
+
+def _hunyuan_time(sigma: float) -> float:
+    """The timestep of a level of Hunyuan-DiT 1.1's betas."""
+    return _time(np.linspace(0.00085**0.5, 0.03**0.5, 1000) ** 2, sigma)
 
 
 def _linear_time(sigma: float) -> float:

@@ -34,8 +34,7 @@ def places(grid: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float
 
 
 def _side(length: int, count: int) -> NDArray[np.float64]:
-    start = round((_BASE - length) / 2)
-    return start + np.arange(count, dtype=np.float64) * (length / count)
+    return np.arange(count, dtype=np.float64) * (length / count) + round((_BASE - length) / 2)
 
 
 def time_row(timestep: float) -> NDArray[np.float64]:
