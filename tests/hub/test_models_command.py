@@ -141,9 +141,7 @@ def test_a_cache_with_odd_things(cache, no_sockets) -> None:
     """Other programs' models, broken ones, pipes: passed over, and nothing waits."""
     for name in ("models--a--b", "models--bert", "datasets--a--b", "models--a--b--c--d", "models--x--\x1b[31m"):
         (cache / name / "snapshots" / COMMIT).mkdir(parents=True)
-    (cache / "models--a--b" / "snapshots" / COMMIT / "model_index.json").write_text(
-        '{"_class_name": "AmusedPipeline"}'
-    )
+    (cache / "models--a--b" / "snapshots" / COMMIT / "model_index.json").write_text('{"_class_name": "AmusedPipeline"}')
     for name, text in (("e", "{"), ("f", '{"_class_name": 3}'), ("g", '{"_class_name": "KandinskyV22Pipeline"}')):
         (cache / f"models--a--{name}" / "snapshots" / COMMIT).mkdir(parents=True)
         (cache / f"models--a--{name}" / "snapshots" / COMMIT / "model_index.json").write_text(text)
