@@ -40,6 +40,7 @@ from support.tiny_flux import write_tiny_flux
 from support.tiny_flux2 import write_tiny_flux2
 from support.tiny_flux2_dev import write_tiny_flux2_dev
 from support.tiny_flux3 import write_tiny_flux3
+from support.tiny_hunyuan import write_tiny_hunyuan
 from support.tiny_krea2 import write_tiny_krea2
 from support.tiny_longcat import write_tiny_longcat
 from support.tiny_lumina import write_tiny_lumina
@@ -106,6 +107,7 @@ WRITERS = {
     "sana": write_tiny_sana,
     "sana-sprint": partial(write_tiny_sana, kind="sana-sprint"),
     "ovis": write_tiny_ovis,
+    "hunyuan": partial(write_tiny_hunyuan, kind="hunyuan-1.1"),
     "pixart": partial(write_tiny_pixart, kind="pixart-alpha"),
     "longcat": partial(write_tiny_longcat, kind="text"),
     "longcat-edit": partial(write_tiny_longcat, kind="edit"),

@@ -26,6 +26,7 @@ _TEXT, _SCORE, _TYPE = 1, 2, 3
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of pieces, of GGUF files too. USER: matched before a text is split."""
 _CHARSMAP = 2
+_BYTE_FALLBACK = 35
 _UNIGRAM, _BPE = 1, 2
 # Options that would change ids: their numbers, names, defaults, and the only values that are read.
 _TRAINER_OPTIONS: _Options = {
@@ -41,7 +42,7 @@ _NORMALIZER_OPTIONS: _Options = {
 _LANGUAGE_TRAINER: _Options = {
     3: ("model_type", _UNIGRAM, _BPE),
     24: ("treat_whitespace_as_suffix", 0, 0),
-    35: ("byte_fallback", 0, 1),
+    _BYTE_FALLBACK: ("byte_fallback", 0, 1),
 }
 _LANGUAGE_NORMALIZER: _Options = {
     2: ("precompiled_charsmap", b"", b""),
@@ -79,6 +80,7 @@ class _Message(NamedTuple):
     pieces: list[tuple[str, float]]
     types: list[Value]
     charsmap: bytes
+    has_bytes: bool = False  # whether an unknown character is the pieces of its bytes
 
 
 def _read(file: Path, raw: bytes, trainer: _Options, normalizer: _Options) -> _Message:
@@ -92,7 +94,8 @@ def _read(file: Path, raw: bytes, trainer: _Options, normalizer: _Options) -> _M
             message.pieces.append((_text(piece.get(_TEXT, b"")), _float(piece.get(_SCORE, bytes(4)))))
             message.types.append(piece.get(_TYPE, NORMAL))
         elif number == _TRAINER:
-            _check_options(file, _message(value), trainer)
+            has_bytes = _check_options(file, _message(value), trainer).get(_BYTE_FALLBACK, 0) == 1
+            message = message._replace(has_bytes=has_bytes)
         elif number == _NORMALIZER:
             charsmap = _message(_check_options(file, _message(value), normalizer).get(_CHARSMAP, b""))
             message = message._replace(charsmap=charsmap)
@@ -100,21 +103,21 @@ def _read(file: Path, raw: bytes, trainer: _Options, normalizer: _Options) -> _M
 
 
 def _pieces(file: Path, raw: bytes) -> Pieces:
-    pieces, types, charsmap = _read(file, raw, _TRAINER_OPTIONS, _NORMALIZER_OPTIONS)
+    pieces, types, charsmap, has_bytes = _read(file, raw, _TRAINER_OPTIONS, _NORMALIZER_OPTIONS)
     texts = checked(file, pieces)
     # The user's pieces, mT5's <extra_id_0>, have the score 0, by which they are chosen as plain pieces too
-    plain = {NORMAL, USER, BYTE} if BYTE in types else {NORMAL}
+    plain = {NORMAL, USER, BYTE} if has_bytes else {NORMAL}
     if types.count(UNKNOWN) != 1 or NORMAL not in types or not set(types) <= plain | {UNKNOWN, CONTROL}:
         refuse(file, "its pieces are not of types 1 and 3, and one of type 2, as those of T5")
-    if types.count(BYTE) not in (0, 256):
-        refuse(file, f"has pieces for {types.count(BYTE)} of the 256 bytes")
+    if has_bytes and types.count(BYTE) != 256:
+        refuse(file, f"its option byte_fallback is 1, and it has pieces for {types.count(BYTE)} of the 256 bytes")
     return Pieces(
         file=file,
         scores=texts,
         unknown=types.index(UNKNOWN),
         special={text: id for id, (text, _) in enumerate(texts) if types[id] not in plain},
         charsmap=checked_table(file, charsmap) if charsmap else b"",
-        bytes=BYTE in types,
+        bytes=has_bytes,
     )
 
 

@@ -159,6 +159,9 @@ def _tokenizer_json(file: Path) -> Pieces:
     unknown = model["unk_id"]
     if not 0 <= unknown < len(texts):
         refuse(file, f"model.unk_id is {unknown}, of {len(texts)} pieces")
+    has_bytes, known = model.get("byte_fallback") is True, {text for text, _ in texts}
+    if has_bytes and any(f"<0x{byte:02X}>" not in known for byte in range(256)):
+        refuse(file, "model.byte_fallback is true, without a piece for each byte")
     special = _added_tokens(file, parts["added_tokens"])
     ids = {text: id for id, (text, _) in enumerate(texts)}
     for text, id in special.items():
@@ -176,7 +179,7 @@ def _tokenizer_json(file: Path) -> Pieces:
         unknown=unknown,
         special=special,
         charsmap=checked_table(file, table),
-        bytes=model.get("byte_fallback") is True,
+        bytes=has_bytes,
     )
 
 

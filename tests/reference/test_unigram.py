@@ -251,7 +251,10 @@ SPIECE: dict[str, tuple[bytes, str]] = {
     "bytes": (files.model([*GOOD, ("<0x00>", 0.0, 6)]), "not of types 1 and 3"),
     "no end": (files.model(GOOD).replace(b"</s>", b"</z>"), "no special token '</s>'"),
     "bpe": (files.model(GOOD, files.message(2, files.number(3, 2))), "model_type is 2, not 1"),
-    "byte fallback": (files.model(GOOD, files.message(2, files.number(35, 1))), "byte_fallback is 1, not 0"),
+    "byte fallback": (
+        files.model(GOOD, files.message(2, files.number(35, 1))),
+        "byte_fallback is 1, and it has pieces for 0",
+    ),
     "suffix": (files.model(GOOD, files.message(2, files.number(24, 1))), "treat_whitespace_as_suffix is 1"),
     "no prefix": (files.model(GOOD, files.normalizer(b"", files.number(3, 0))), "add_dummy_prefix is 0, not 1"),
     "blanks": (files.model(GOOD, files.normalizer(b"", files.number(4, 0))), "remove_extra_whitespaces is 0"),

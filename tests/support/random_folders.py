@@ -21,6 +21,7 @@ from support import (
     tiny_anima,
     tiny_auraflow,
     tiny_autoencoder,
+    tiny_bert,
     tiny_chroma,
     tiny_edit,
     tiny_ernie,
@@ -29,6 +30,7 @@ from support import (
     tiny_flux2_dev,
     tiny_flux3,
     tiny_flux_control,
+    tiny_hunyuan,
     tiny_ip_adapter,
     tiny_krea2,
     tiny_layered,
@@ -569,6 +571,35 @@ def _sana(sizes: Sizes) -> Parts:
     }
 
 
+def _hunyuan(sizes: Sizes) -> Parts:
+    """Of 1.1, which has all that 1.2 has."""
+    t5, heads = _t5(sizes, 1000, 8 * sizes.whole(3, 20)), sizes.whole(1, 4)
+    bert = tiny_bert.tiny_bert(
+        sizes.next_seed(),
+        hidden_size=heads * sizes.whole(8, 32),
+        intermediate_size=sizes.whole(16, 240),
+        num_hidden_layers=sizes.whole(1, 4),
+        num_attention_heads=heads,
+    )
+    heads, side = sizes.whole(1, 6), 4 * sizes.whole(2, 12)
+    fields = tiny_hunyuan.KINDS["hunyuan-1.1"] | {
+        "num_attention_heads": heads,
+        "attention_head_dim": side,
+        "hidden_size": heads * side,
+        "num_layers": 2 * sizes.whole(1, 3),
+        "mlp_ratio": sizes.whole(15, 50) / 10,
+        "cross_attention_dim": bert.config.hidden_size,
+        "cross_attention_dim_t5": t5.config.d_model,
+        "pooled_projection_dim": sizes.whole(8, 64),
+    }
+    return {
+        "text_encoder": bert,
+        "text_encoder_2": t5,
+        "transformer": tiny_hunyuan.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_hunyuan.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
 def _sd3(sizes: Sizes) -> Parts:
     from support.spiece_files import hugging_face, trained
 
@@ -757,6 +788,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "auraflow": (tiny_auraflow.write_tiny_auraflow, _auraflow),
     "sana": (tiny_sana.write_tiny_sana, _sana),
     "lumina": (tiny_lumina.write_tiny_lumina, _lumina),
+    "hunyuan": (partial(tiny_hunyuan.write_tiny_hunyuan, kind="hunyuan-1.1"), _hunyuan),
     "pixart": (partial(tiny_pixart.write_tiny_pixart, kind="pixart-alpha"), _pixart),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-_TALL = ((1024, 1024), (1280, 1280), (768, 1024), (864, 1152), (960, 1280), (768, 1280))
-TRAINED = tuple(dict.fromkeys((*_TALL, *((height, width) for width, height in _TALL))))
+TRAINED = (
+    *((1024, 1024), (1280, 1280)),
+    *((1024, 768), (1152, 864), (1280, 960), (1280, 768)),
+    *((768, 1024), (864, 1152), (960, 1280), (768, 1280)),
+)
 """Widths and heights in pixels."""
 
 
