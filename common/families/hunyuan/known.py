@@ -9,7 +9,7 @@ from qwenimg.common.parts.downloads import Download
 
 NEWER, OLDER = "hunyuan-dit", "hunyuan-dit-1.1"
 """The folders of published configurations, and the variants: 1.2, and 1.0 and 1.1, which see sizes."""
-LICENSE = "Tencent Hunyuan Community (over 100 million users a month: ask Tencent; say that pictures are machine-made)"
+LICENSE = "Tencent Hunyuan Community (beyond 100 M users a month: ask Tencent)"
 _hunyuan = partial(KnownModel, family="hunyuan", license=LICENSE, dtype="float32", memory=12_000_000_000, guidance=5.0)
 V12 = _hunyuan(
     name=NEWER,
