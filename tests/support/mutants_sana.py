@@ -145,10 +145,6 @@ def capitals_kept(patch: Patch) -> None:
     patch.set(texts, "plain", lambda prompt: prompt.upper())
 
 
-def states_before_the_final_norm(patch: Patch) -> None:
-    shared.norm_left_out(patch, "norm")
-
-
 # Times and levels
 
 
@@ -257,7 +253,6 @@ _OTHERS = (
     Mutant(lumina.scores_without_a_bound, "Gemma 2's scores without their bound"),
     Mutant(lumina.windows_of_all_tokens, "Gemma 2 without windows"),
     Mutant(lumina.embeddings_not_scaled, "Gemma 2's embeddings not scaled"),
-    Mutant(states_before_the_final_norm, "states before Gemma 2's final norm", picture=True),
     Mutant(text_not_normed, "no norm of the text", picture=True),
     Mutant(bias_of_norms_left_out, "no bias of the VAE's norms"),
     Mutant(gain_of_norms_left_out, "no gain of the VAE's norms"),
@@ -329,7 +324,7 @@ def times_even(patch: Patch) -> None:
 
 
 # Of the transformer that both have; SANA's own are looked for in 16 bit too. Sprint makes its time elsewhere.
-_SHARED = [_in_float32(one) for one in TRANSFORMER[:18] if one.name != "sines_first"]
+_SHARED = [_in_float32(one) for one in TRANSFORMER[:17] if one.name != "sines_first"]
 SPRINT = (
     Mutant(guidance_as_given, "guidance not scaled", picture=True),
     Mutant(guidance_of_another_number, "guidance 5 % off", picture=True),
