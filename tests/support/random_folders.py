@@ -538,13 +538,14 @@ def _pixart(sizes: Sizes) -> Parts:
 
 def _sana(sizes: Sizes) -> Parts:
     shared = sizes.whole(1, 3)
+    queries = shared * sizes.whole(1, 3)
     text = {
-        "hidden_size": shared * sizes.whole(8, 24),
+        "hidden_size": queries * sizes.whole(8, 24),
         "intermediate_size": sizes.whole(16, 240),
         "num_hidden_layers": sizes.whole(2, 5),
         "head_dim": sizes.whole(4, 32, of=2),
         "num_key_value_heads": shared,
-        "num_attention_heads": shared * sizes.whole(1, 3),
+        "num_attention_heads": queries,
         "query_pre_attn_scalar": sizes.whole(4, 40),
         "sliding_window": sizes.whole(4, 60),
     }

@@ -34,7 +34,11 @@ _PARTS = {
     "conv_out.conv_point.": "local_module.main.point_conv.conv.",
     "conv_out.norm.": "local_module.main.point_conv.norm.",
 }
-_QKV = {f"attn.to_{part}.weight": Rows(i, i + 1, 3) for i, part in enumerate("qkv")}
+_QKV = {
+    "attn.to_q.weight": Rows(0, 1, 3),
+    "attn.to_k.weight": Rows(1, 2, 3),
+    "attn.to_v.weight": Rows(2, 3, 3),
+}
 
 
 def place(name: str, config: DCVAEConfig) -> Place:
