@@ -54,10 +54,12 @@ def mixed(kind: DenoiserKind, seed: str) -> list[str]:
     ]
 
 
-def allowed(name: str, page: dict[str, float]) -> float:
-    """The widest of what its base may be off by and of what plain 16 bit of an overridden part may."""
+def allowed(name: str, page: dict[str, float], kind: DenoiserKind) -> float:
+    """The widest of what its base may be off by and of what plain 16 bit of an overridden part may, and of texts for
+    which float16 is too narrow."""
     base, *overrides = name.split(",")
     dtypes = {override.rpartition("=")[2] for override in overrides if not override.startswith("vae")}
+    dtypes |= {"bf16"} if kind.texts.get(base) == "bfloat16" else set()
     plain = {"fp16": "fp16-plain", "bf16": "bf16-plain", "off": "bf16-plain"}
     return max(page[base], *(page[plain.get(dtype, "fp32")] for dtype in dtypes | {"fp32"}))
 
@@ -81,6 +83,6 @@ def test_every_policy(load: Opener, kind: str, backend: str) -> None:
         assert np.isfinite(made.latents).all() and made.pixels.std() > 5, name
         assert made.recipe["precision"]["name"] == name == parse(name, on_gpu=True, kind=own).name
     print(f"{kind} {backend}:", ", ".join(f"{name} {error:.1e}" for name, error in found.items()))
-    assert {name: error for name, error in found.items() if error > allowed(name, page)} == {}
+    assert {name: error for name, error in found.items() if error > allowed(name, page, own)} == {}
     ordered = [found[name] for name in ("fp32", "fp16-upcast", "fp16-plain", "bf16-plain") if name in own.bases]
     assert ordered[0] == 0 and ordered == sorted(set(ordered))
