@@ -248,7 +248,7 @@ def test_a_cut_or_empty_text(model: StandIn, tmp_path: Path) -> None:
         (("a.png", "--overwrite"), ("--overwrite is for --write",)),
         (("a.png", "--language", "de"), ("--language",)),
         (("a.png", "--limit", "0"), ("--limit",)),
-        (("a.png", "--limit", "513"), ("--limit",)),
+        (("a.png", "--limit", "2049"), ("--limit",)),
         ((), ("As in: qwenimg describe",)),
         (("https://example.org/a.png",), ("download the file",)),
     ],
