@@ -191,14 +191,16 @@ def _flux_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarra
 def _flux2_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
     ids = _ids(latents, text, axes=4)
     tokens, time = latents.flatten(2).transpose(1, 2), _time(SIGMA, text)
-    return lambda: model(tokens, text, timestep=time, **ids, guidance=None)[0]
+    guidance = text.new_full((1,), GUIDANCE) if model.config.guidance_embeds else None
+    return lambda: model(tokens, text, timestep=time, **ids, guidance=guidance)[0]
 
 
 def _flux2_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     if isinstance(component.config, Flux3Config):
         features = flux3_conditioning.time_rows(component.config, 1000 * SIGMA, "float32", 0.0)
     else:
-        features = flux2_conditioning.time_rows(component.config, 1000 * SIGMA, "float32")
+        guidance = (GUIDANCE,) if component.config.guidance_embeds else ()
+        features = flux2_conditioning.time_rows(component.config, 1000 * SIGMA, "float32", *guidance)
     condition = component.condition(engine.array(text), ([latents.shape[2:]], []))
     x = engine.array(packing.tokens(latents))
     return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
@@ -549,8 +551,9 @@ def _qwen(config: QwenDiTConfig, pictures: int = 0, **more: Any) -> Case:
 
 def cases(layers: int = 2) -> dict[str, Case]:
     """Return each model with one block of each kind, or two; Qwen-Image with so many `layers`."""
-    klein = replace(
-        known_configs.read("flux2-klein-4b", "transformer", flux2_dit.NETWORK), num_layers=1, num_single_layers=1
+    klein, flux2_dev = (
+        replace(known_configs.read(name, "transformer", flux2_dit.NETWORK), num_layers=1, num_single_layers=1)
+        for name in ("flux2-klein-4b", "flux2-dev")
     )
     zimage = replace(known_configs.read("z-image", "transformer", zimage_dit.NETWORK), n_layers=2, n_refiner_layers=1)
     medium = SD3Config(num_layers=2, dual_attention_layers=(0,), qk_norm="rms_norm", pos_embed_max_size=384)
@@ -597,6 +600,11 @@ def cases(layers: int = 2) -> dict[str, Case]:
         "flux2": Case(
             family="flux2", network=flux2_dit.NETWORK, config=klein, oracle="Flux2Transformer2DModel",
             embedding="time_guidance_embed.time_proj", text=klein.joint_attention_dim, patch=1,
+            theirs=_flux2_theirs, ours=_flux2_ours,
+        ),
+        "flux2-dev": Case(  # both models have 9 GB in float32
+            family="flux2", network=flux2_dit.NETWORK, config=flux2_dev, oracle="Flux2Transformer2DModel",
+            embedding="time_guidance_embed.time_proj", text=flux2_dev.joint_attention_dim, patch=1,
             theirs=_flux2_theirs, ours=_flux2_ours,
         ),
         "flux3": Case(

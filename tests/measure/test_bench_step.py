@@ -28,6 +28,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "pixart": {"num_attention_heads": 2, "cross_attention_dim": 144, "caption_channels": 128},
     "flux": HEADS,
     "flux2": HEADS,
+    "flux2-dev": HEADS,
     "flux3": HEADS,
     "anima": {"num_attention_heads": 2, "text_embed_dim": 128},
     "ernie": {"hidden_size": 256, "num_attention_heads": 2, "ffn_hidden_size": 192, "text_in_dim": 128},
