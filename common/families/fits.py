@@ -31,6 +31,18 @@ def text_states(
     return Fit(words, taken, lambda configs: [made(configs)])
 
 
+LATENTS = Fit(
+    "the transformer takes {} channels, the VAE's latents have {}",
+    lambda configs: configs["transformer"].in_channels,
+    lambda configs: [configs["vae"].latent_channels],
+)
+MADE_LATENTS = Fit(
+    "the transformer makes {} channels, the VAE's latents have {}",
+    lambda configs: configs["transformer"].out_channels,
+    lambda configs: [configs["vae"].latent_channels],
+)
+
+
 def patches(made: Callable[[Configs], int]) -> Fit:
     """Return the row of the channels of latents in patches."""
     words = "the transformer takes {} channels, the VAE's latents have {} in patches"

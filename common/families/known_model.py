@@ -29,6 +29,7 @@ class KnownModel:
     dtype: str = "bfloat16"  # of its published weights
     denoiser_dtype: str | None = None  # of its denoiser's weights, if another
     gated: bool = False  # True: its makers ask for a consent on the hub before the download
+    mostly_text: bool = False  # True: its bytes, by which larger models are shown first, are the text encoder's
     aliases: tuple[str, ...] = ()  # other names, in lower case
     folder: str = ""  # of its configurations in `common/data`, if neither its name nor its family's
     files: tuple[str, ...] = ()  # names of its files in other programs, without suffix and in lower case

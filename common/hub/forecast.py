@@ -44,7 +44,6 @@ LAYERS: tuple[Layer, ...] = ("matmul", "conv2d")
 DTYPES = ("float32", "bfloat16", "float16")
 ROWS = 10  # of the forecast that are printed, unless all are asked for
 NO_MODELS = ("sdxl-refiner",)  # models that generate nothing alone
-SMALL_DENOISERS = ("pixart-sigma", "pixart-alpha", "pixart-lcm")  # models that are large by their text encoder alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +185,7 @@ def order(one: FitForecast) -> tuple[float, ...]:
     by their text encoder alone, and the built-in one, large ones before small ones; then slow ones, the fastest
     first."""
     (width, height), known, seconds = one.size, one.model, one.times.picture or 0.0
-    behind = known.gated or known.name in SMALL_DENOISERS
+    behind = known.gated or known.mostly_text
     later = 0 if known.name == catalog.FIRST else 3 if known.repo is None else 1 + behind
     speed = (2, seconds) if seconds > LONG else (int(seconds > QUICK), 0.0)
     return not one.fits, *speed, later, -known.bytes, -width * height, one.steps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.auraflow.known import SMALL_FILES
-from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.networks.denoisers import aura_dit, aura_names
 from qwenimg.common.networks.encoders import t5, t5_names
@@ -15,16 +14,8 @@ NETWORKS = {"transformer": aura_dit.NETWORK, "text_encoder": t5.UMT5, "vae": kl_
 LAYOUTS = {"transformer": aura_names.LAYOUTS, "text_encoder": t5_names.UMT5, "vae": kl_vae_names.LAYOUTS}
 FITS = (
     fits.text_states(lambda configs: configs["text_encoder"].d_model),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
-    Fit(
-        "the transformer makes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].out_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
+    fits.LATENTS,
+    fits.MADE_LATENTS,
 )
 OPENING = Opening(
     networks=NETWORKS,

@@ -48,11 +48,7 @@ FITS = (
         lambda configs: configs["transformer"].cross_attention_dim_t5,
         lambda configs: [configs[T5].d_model],
     ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
+    fits.LATENTS,
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qwenimg.common.families import fits, tokenizers
-from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.lumina.known import SMALL_FILES
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.networks.denoisers import lumina_dit, lumina_names
@@ -29,11 +28,7 @@ FITS = (
     fits.text_states(
         lambda configs: configs["text_encoder"].state_size, lambda configs: configs["transformer"].cap_feat_dim
     ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
+    fits.LATENTS,
 )
 
 

@@ -10,7 +10,6 @@ from qwenimg.common.base.config import INDEX, read_json
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families import fits, text_parts, tokenizers
-from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.opening import SCHEDULER, Opening, Source
 from qwenimg.common.families.pixart.known import ALPHA, LCM, LENGTHS, SIGMA
 from qwenimg.common.formats.headers import peek
@@ -27,11 +26,7 @@ NETWORKS = {"transformer": pixart_dit.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NET
 LAYOUTS = {"transformer": pixart_names.LAYOUTS, T5: t5_names.LAYOUTS, "vae": kl_vae_names.LAYOUTS}
 FITS = (
     fits.text_states(lambda configs: configs[T5].d_model, lambda configs: configs["transformer"].caption_channels),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
+    fits.LATENTS,
 )
 
 

@@ -9,7 +9,12 @@ from qwenimg.common.families.known_model import KnownModel
 ALPHA, SIGMA = "pixart-alpha", "pixart-sigma"
 """The folders of published configurations, and the variants."""
 _pixart = partial(
-    KnownModel, family="pixart", license="CreativeML Open RAIL++-M", dtype="float32", memory=9_900_000_000
+    KnownModel,
+    family="pixart",
+    license="CreativeML Open RAIL++-M",
+    dtype="float32",
+    memory=9_900_000_000,
+    mostly_text=True,
 )
 SIGMA_1024 = _pixart(
     name=SIGMA,

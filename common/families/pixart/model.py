@@ -1,42 +1,31 @@
-"""PixArt: text states and the noise for the denoise loop.
-
-Text is encoded and its encoder freed before the transformer is loaded, so the peak of memory is the largest component
-and not the sum. The branches of guidance run in turn, since their texts differ in length and none is padded.
-"""
+"""PixArt: text states and the noise for the denoise loop."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from qwenimg.common.families.pixart import memory, sizes
 from qwenimg.common.families.pixart.checkpoint import T5
 from qwenimg.common.families.pixart.known import ALPHA, LENGTHS
 from qwenimg.common.families.pixart.texts import PixArtTexts
-from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers.pixart_conditioning import size_rows, time_row
 from qwenimg.common.networks.denoisers.pixart_dit import PATCH, PixArtConfig
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import vae
-from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, shapes_of
-from qwenimg.common.pipeline.steps.denoiser import phases
+from qwenimg.common.pipeline.models.flow_model import FlowRun, shapes_of
+from qwenimg.common.pipeline.models.noise_model import NoiseModel
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
-from qwenimg.common.pipeline.steps.plan import SamplingPlan, diffusion_plan
-from qwenimg.common.pipeline.steps.step_cache import Pass
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, TimeStep
+from qwenimg.common.runtime.engine import Condition
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.sampling import discrete
 
 DMD = {"dmd": FewSteps(steps=(1,), sampler="lcm", schedule="dmd")}
 """For the transformer of PixArt-DMD, made of PixArt-alpha for 512 pixels, given as the model itself."""
 
 
-class PixArt(FlowModel):
-    """A PixArt model for `Pipeline`: a diffusion model, whose noise levels are not those of a flow model."""
+class PixArt(NoiseModel):
+    """A PixArt model for `Pipeline`."""
 
     guidance = Guidance(formula=cfg)
     options = frozenset({"step_cache", "cached_calls"})
@@ -46,59 +35,26 @@ class PixArt(FlowModel):
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents = Residents(runtime)
         texts = PixArtTexts(residents, checkpoint, T5, LENGTHS[checkpoint.variant])
-        super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
-        self.channels = self.vae.config.latent_channels
+        super().__init__(runtime, checkpoint, residents, texts)
         self.few_steps = DMD if checkpoint.variant == ALPHA else {}
 
-    @property
-    def heads(self) -> int:
-        """Zero: ranks share its branches of guidance only."""
-        return 0
+    def nearest_size(self, width: int, height: int) -> tuple[int, int]:
+        return sizes.nearest(self.config.sample_size * self.scale, width, height)
 
-    def plan(self, request: Request) -> SamplingPlan:
-        self.sharing(request)  # only for its errors
-        return diffusion_plan(self.schedule_config, request, self.engine.numpy)
+    def step_peak(self, tokens: int) -> int:
+        return memory.step_peak(self.config, tokens)
 
-    def warnings(self, request: Request) -> list[str]:
-        width, height = sizes.nearest(self.config.sample_size * self.scale, request.width, request.height)
-        lines = super().warnings(request)
-        if (width, height) != (request.width, request.height):
-            lines.append(
-                f"{request.width}x{request.height} is none of the sizes that this model was trained with; of these "
-                f"{width}x{height} has the nearest shape"
-            )
-        return lines
-
-    # The transformer
-
-    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, sharing = self.guidance.branches(request), self.sharing(request)
-        tokens, longest = shape.count // PATCH**2, max(lengths)
-        peak = memory.step_peak(self.config, tokens)
-        peak += scores(self.config.num_attention_heads, 1, max(tokens, longest), self.engine.workspace.score_bytes)
-        activations = self.runtime.call_bytes(self.checkpoint["transformer"], peak)
-        activations += kept_bytes(self.config.dim, [tokens for _ in lengths]) if request.caches else 0
-        operations = (memory.step_operations(self.config, tokens, length) for length in lengths)
-        return [self.denoising(plan, branches, sharing, activations, operations)]
+    def step_operations(self, tokens: int, text: int) -> float:
+        return memory.step_operations(self.config, tokens, text)
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
-        grid, branches = shape.grid(PATCH), self.guidance.branches(request)
-        texts = self.texts.states([branch.prompt for branch in branches])
+        grid = shape.grid(PATCH)
+        texts = self.texts.states([branch.prompt for branch in self.guidance.branches(request)])
         [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
         transformer, _ = self.residents.acquire(stage)
-        [segment], levels = plan.segments, self.schedule_config.levels
-        time = discrete.clock(levels, segment.schedule)
-        predicts = self.schedule_config.prediction_type
         pixels = size_rows(shape.rows * self.scale, shape.columns * self.scale) if self.config.sees_size else None
 
-        def inputs(x: Array, sigma: float) -> tuple[Array, TimeStep]:
-            return discrete.scalings(predicts, sigma)[0] * x, time_row(time(sigma))
+        def condition(branch: int) -> Condition:
+            return transformer.condition(texts[branch], grid, pixels)
 
-        def make_pass(positions: tuple[int, ...]) -> Pass:
-            return Pass(transformer, transformer.condition(texts[positions[0]], grid, pixels), inputs)
-
-        def denoised(x: Array, sigma: float, prediction: Array) -> Array:
-            _, c_skip, c_out = discrete.scalings(predicts, sigma)
-            return c_skip * x + c_out * prediction
-
-        return FlowRun(self, request, phases(plan, branches, 1, make_pass), shapes_of(texts, grid), denoised=denoised)
+        return self.run(request, plan, transformer, condition, lambda time: time_row(time), shapes_of(texts, grid))

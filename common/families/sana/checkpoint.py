@@ -9,7 +9,6 @@ from typing import Any
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families import fits, tokenizers
-from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import SCHEDULER, Opening, Source
 from qwenimg.common.families.sana.known import SMALL_FILES, of_config, of_name
@@ -36,11 +35,7 @@ FITS = (
     fits.text_states(
         lambda configs: configs["text_encoder"].state_size, lambda configs: configs["transformer"].caption_channels
     ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
+    fits.LATENTS,
 )
 
 

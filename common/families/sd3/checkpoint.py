@@ -9,7 +9,7 @@ from pathlib import Path
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import text_parts, tokenizers
+from qwenimg.common.families import fits, text_parts, tokenizers
 from qwenimg.common.families.fits import Configs, Fit
 from qwenimg.common.families.opening import CONFIG, Opening, Source, check_tensors
 from qwenimg.common.families.sd3.texts import PADS, T5
@@ -71,16 +71,8 @@ FITS = (
             max(configs["transformer"].joint_attention_dim, sum(clip.hidden_size for clip in _clips(configs)))
         ],
     ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
-    Fit(
-        "the transformer makes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].out_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
+    fits.LATENTS,
+    fits.MADE_LATENTS,
 )
 
 

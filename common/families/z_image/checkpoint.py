@@ -7,7 +7,6 @@ from pathlib import Path
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families import fits, tokenizers
-from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
@@ -22,11 +21,7 @@ FITS = (
     fits.text_states(
         lambda configs: configs["text_encoder"].hidden_size, lambda configs: configs["transformer"].cap_feat_dim
     ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].latent_channels],
-    ),
+    fits.LATENTS,
 )
 
 

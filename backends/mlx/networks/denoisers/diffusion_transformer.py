@@ -38,6 +38,12 @@ def residuals(values: list[Array], scale: float) -> list[Residual]:
     return [Residual(one if scale == 1 else one * scale) for one in values]
 
 
+def without_variance(x: Array, patch: int, channels: int) -> Array:
+    """Return the prediction [B L patch^2*channels] of tokens [B L patch^2*C] that have a variance behind it, which no
+    sampler here uses."""
+    return x.reshape(*x.shape[:2], patch**2, -1)[..., :channels].reshape(*x.shape[:2], -1)
+
+
 class TimestepEmbedding(mlx.nn.Module):
     def __init__(self, channels: int, dim: int, *, bias: bool = True):
         super().__init__()
@@ -47,6 +53,17 @@ class TimestepEmbedding(mlx.nn.Module):
     def __call__(self, features: Array) -> Array:
         """Embed sinusoids of times: [T channels] -> [T C]."""
         return self.linear_2(ops.silu(self.linear_1(features)))
+
+
+class TextProjection(mlx.nn.Module):
+    def __init__(self, inputs: int, dim: int):
+        super().__init__()
+        self.linear_1 = ops.Linear(inputs, dim)
+        self.linear_2 = ops.Linear(dim, dim)
+
+    def __call__(self, text: Array) -> Array:
+        """[B S inputs] -> [B S C]."""
+        return self.linear_2(ops.linear_gelu(self.linear_1, text))
 
 
 class FeedForwardIn(mlx.nn.Module):

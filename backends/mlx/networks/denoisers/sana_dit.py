@@ -15,7 +15,12 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Pair, TimestepEmbedding, kept
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
+    Pair,
+    TextProjection,
+    TimestepEmbedding,
+    kept,
+)
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.backends.mlx.networks.mbconv import GatedConv
 from qwenimg.backends.mlx.ops import images
@@ -65,17 +70,6 @@ class GuidedTimeEmbed(mlx.nn.Module):
         """The same for the sinusoids of time and guidance [2 256]."""
         temb = ops.add(self.timestep_embedder(features[:1]), self.guidance_embedder(features[1:]))
         return temb, self.linear(ops.silu(temb))
-
-
-class CaptionProjection(mlx.nn.Module):
-    def __init__(self, config: SanaConfig):
-        super().__init__()
-        self.linear_1 = ops.Linear(config.caption_channels, config.dim)
-        self.linear_2 = ops.Linear(config.dim, config.dim)
-
-    def __call__(self, text: Array) -> Array:
-        """[1 S T] -> [1 S C]."""
-        return self.linear_2(ops.linear_gelu(self.linear_1, text))
 
 
 class Attention(mlx.nn.Module):
@@ -162,7 +156,7 @@ class SanaTransformer(mlx.nn.Module):
         self.stream = stream
         self.patch_embed = PatchEmbed(config)
         self.time_embed = GuidedTimeEmbed(config) if config.guidance_embeds else TimeEmbed(config)
-        self.caption_projection = CaptionProjection(config)
+        self.caption_projection = TextProjection(config.caption_channels, config.dim)
         self.caption_norm = ops.RMSNorm(config.dim, QK_EPS)
         self.transformer_blocks = [TransformerBlock(config) for _ in range(config.num_layers)]
         self.scale_shift_table = ops.Embedding(2, config.dim)

@@ -36,6 +36,12 @@ def residuals(values: list[Tensor], scale: float) -> list[Residual]:
     return [Residual(one if scale == 1 else one * scale) for one in values]
 
 
+def without_variance(x: Tensor, patch: int, channels: int) -> Tensor:
+    """Return the prediction [B L patch^2*channels] of tokens [B L patch^2*C] that have a variance behind it, which no
+    sampler here uses."""
+    return x.reshape(*x.shape[:2], patch**2, -1)[..., :channels].reshape(*x.shape[:2], -1)
+
+
 class TimestepEmbedding(torch.nn.Module):
     def __init__(self, channels: int, dim: int, *, bias: bool = True):
         super().__init__()
@@ -45,6 +51,17 @@ class TimestepEmbedding(torch.nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Embed sinusoids of times: [T channels] -> [T C]."""
         return self.linear_2(ops.silu(self.linear_1(features)))
+
+
+class TextProjection(torch.nn.Module):
+    def __init__(self, inputs: int, dim: int):
+        super().__init__()
+        self.linear_1 = ops.Linear(inputs, dim)
+        self.linear_2 = ops.Linear(dim, dim)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """[B S inputs] -> [B S C]."""
+        return self.linear_2(ops.linear_gelu(self.linear_1, text))
 
 
 class FeedForwardIn(torch.nn.Module):

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import FeedForward, FinalNorm, TimestepEmbedding
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
+    FeedForward,
+    FinalNorm,
+    TimestepEmbedding,
+    without_variance,
+)
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers import hunyuan_conditioning
@@ -195,8 +200,7 @@ class HunyuanTransformer(torch.nn.Module):
             if self.config.gives_skip(layer):
                 skips.append(x)
         x = self.proj_out(self.norm_out(x, self.norm_out.modulation(temb), self.proj_out.dtype))
-        noise = x.reshape(*x.shape[:2], PATCH**2, -1)[..., : self.config.in_channels]  # behind it is a variance
-        return images.joined_patches(noise.reshape(*x.shape[:2], -1), latents, PATCH)
+        return images.joined_patches(without_variance(x, PATCH, self.config.in_channels), latents, PATCH)
 
 
 # Runner

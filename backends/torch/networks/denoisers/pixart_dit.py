@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import FeedForward, Pair, TimestepEmbedding
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
+    FeedForward,
+    Pair,
+    TextProjection,
+    TimestepEmbedding,
+    without_variance,
+)
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers import pixart_conditioning
@@ -65,17 +71,6 @@ class AdaLayerNormSingle(torch.nn.Module):
         return self.linear(ops.silu(emb)), emb
 
 
-class TextProjection(torch.nn.Module):
-    def __init__(self, config: PixArtConfig):
-        super().__init__()
-        self.linear_1 = ops.Linear(config.caption_channels, config.dim)
-        self.linear_2 = ops.Linear(config.dim, config.dim)
-
-    def forward(self, text: Tensor) -> Tensor:
-        """[B S 4096] -> [B S C]."""
-        return self.linear_2(ops.linear_gelu(self.linear_1, text))
-
-
 class Attention(torch.nn.Module):
     def __init__(self, config: PixArtConfig):
         super().__init__()
@@ -125,7 +120,7 @@ class PixArtTransformer(torch.nn.Module):
         self.stream, self.channels = stream, config.in_channels
         self.pos_embed = PatchEmbed(config)
         self.adaln_single = AdaLayerNormSingle(config)
-        self.caption_projection = TextProjection(config)
+        self.caption_projection = TextProjection(config.caption_channels, config.dim)
         self.transformer_blocks = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.num_layers)])
         self.scale_shift_table = ops.Embedding(2, config.dim)
         self.proj_out = ops.Linear(config.dim, PATCH**2 * config.outputs)
@@ -143,8 +138,7 @@ class PixArtTransformer(torch.nn.Module):
             x = ops.async_eval(block(x, mod, text))
         shift, scale = ops.chunks(ops.add(self.scale_shift_table.weight, emb).reshape(1, -1), 2, None)
         x = self.proj_out(ops.norm_modulate(x, shift, scale, self.proj_out.dtype, HEAD_EPS))
-        noise = x.reshape(*x.shape[:2], PATCH**2, -1)[..., : self.channels]  # behind it is a variance
-        return images.joined_patches(noise.reshape(*x.shape[:2], -1), latents, PATCH)
+        return images.joined_patches(without_variance(x, PATCH, self.channels), latents, PATCH)
 
 
 # Runner

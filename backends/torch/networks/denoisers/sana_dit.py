@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair, TimestepEmbedding, kept
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
+    Pair,
+    TextProjection,
+    TimestepEmbedding,
+    kept,
+)
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.backends.torch.networks.mbconv import GatedConv
 from qwenimg.backends.torch.ops import images
@@ -63,17 +68,6 @@ class GuidedTimeEmbed(torch.nn.Module):
         """The same for the sinusoids of time and guidance [2 256]."""
         temb = ops.add(self.timestep_embedder(features[:1]), self.guidance_embedder(features[1:]))
         return temb, self.linear(ops.silu(temb))
-
-
-class CaptionProjection(torch.nn.Module):
-    def __init__(self, config: SanaConfig):
-        super().__init__()
-        self.linear_1 = ops.Linear(config.caption_channels, config.dim)
-        self.linear_2 = ops.Linear(config.dim, config.dim)
-
-    def forward(self, text: Tensor) -> Tensor:
-        """[1 S T] -> [1 S C]."""
-        return self.linear_2(ops.linear_gelu(self.linear_1, text))
 
 
 class Attention(torch.nn.Module):
@@ -160,7 +154,7 @@ class SanaTransformer(torch.nn.Module):
         self.stream = stream
         self.patch_embed = PatchEmbed(config)
         self.time_embed = GuidedTimeEmbed(config) if config.guidance_embeds else TimeEmbed(config)
-        self.caption_projection = CaptionProjection(config)
+        self.caption_projection = TextProjection(config.caption_channels, config.dim)
         self.caption_norm = ops.RMSNorm(config.dim, QK_EPS)
         self.transformer_blocks = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.num_layers)])
         self.scale_shift_table = ops.Embedding(2, config.dim)
