@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from support import tiny_hunyuan, tiny_ldm
 from support.cli_runner import cli
-from support.comfy_files import comfy
-from support.gguf_files import fitting, write
+from support.drawn_files import check_eight_bits, check_gguf, saved
+from support.relative import relative
 from support.tiny_bert import tiny_bert
 from support.tiny_hunyuan import tiny_dit, tiny_vae, transformer_file, write_tiny_hunyuan
 from support.tiny_t5 import tiny_t5
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families import registry
 from qwenimg.common.families.hunyuan.checkpoint import variant_of
 from qwenimg.common.families.hunyuan.family import FAMILY
 from qwenimg.common.hub.describe import describe
@@ -74,11 +72,6 @@ def parts(kind: str) -> dict[str, Tensors]:
         "text_encoder_2": {name: value for name, value in text.items() if name != "encoder.embed_tokens.weight"},
         "vae": tiny_ldm.vae_file(tiny_vae(**VAE)),
     }
-
-
-def saved(path: Path, tensors: Tensors, notes: Any = None) -> Path:
-    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path, notes)
-    return path
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
@@ -150,39 +143,29 @@ def test_one_file(models: dict[str, Path], drawn: dict[Any, Any], tmp_path: Path
         qwenimg.load(file, "cpu", "fp32")
 
 
-def relative_to(made: Any, expected: Any) -> float:
-    return float(np.linalg.norm(made.latents - expected.latents) / np.linalg.norm(expected.latents))
-
-
 @pytest.mark.parametrize("layout", ["older", "newer", "int8_convrot"])
 @pytest.mark.sample(1)
 def test_eight_bits_draw_what_their_values_draw(models: dict[str, Path], tmp_path: Path, layout: str) -> None:
     """As ComfyUI writes them; q, k and v are parts of one tensor, k and v of the text of another."""
-    tensors = {name: value.contiguous() for name, value in transformer_file(dit("hunyuan")).items()}
     coded = ("Wqkv", "kv_proj", "out_proj", ".mlp.", "skip_linear")
-    made = comfy(tensors, layout, lambda name: any(one in name for one in coded))
-    codes = saved(tmp_path / "codes.safetensors", made.tensors, made.notes)
-    values = saved(tmp_path / "values.safetensors", made.values)
-    found = [
-        qwenimg.load(models["hunyuan"], "cpu", "fp32", transformer=file)("a ring", **ASKED) for file in (codes, values)
-    ]
-    error = relative_to(*found)
-    print(f"{layout}: {error:.1e}")
-    assert error < 1e-5 and found[0].pixels.std() > 10  # rotated products sum in another order
+    check_eight_bits(
+        tmp_path,
+        transformer_file(dit("hunyuan")),
+        layout,
+        lambda name: any(one in name for one in coded),
+        lambda file: qwenimg.load(models["hunyuan"], "cpu", "fp32", transformer=file)("a ring", **ASKED),
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
 @pytest.mark.sample(0)
 def test_gguf(models: dict[str, Path], drawn: dict[Any, Any], tmp_path: Path, type: str, backend: str) -> None:
-    tensors = {key: value.numpy() for key, value in transformer_file(dit("hunyuan")).items()}
-    write(tmp_path / "a.gguf", {key: (value, fitting(value, type)) for key, value in tensors.items()}, "hydit")
-    made = qwenimg.load(models["hunyuan"], backend, "fp32", transformer=tmp_path / "a.gguf")("a red circle", **ASKED)
-    error = relative_to(made, drawn["hunyuan", backend])
-    print(f"{backend} in {type}: latents differ by {error:.1e}")
-    assert error == 0 if type == "F32" else 0 < error < 0.1  # of a tiny model in 8 bits
-    kind = registry.identify_file(tmp_path / "a.gguf")
-    assert kind is not None and {family.name for family in kind.families} == {"hunyuan"}
+    def draw(file: Path) -> Any:
+        return qwenimg.load(models["hunyuan"], backend, "fp32", transformer=file)("a red circle", **ASKED)
+
+    tensors, expected = transformer_file(dit("hunyuan")), drawn["hunyuan", backend]
+    check_gguf(tmp_path / "a.gguf", tensors, "hydit", type, draw, expected, "hunyuan")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,7 +195,7 @@ def test_quantized_streamed_and_cached(models: dict[str, Path], drawn: dict[Any,
     for backend in BACKENDS:
         expected = drawn["hunyuan", backend]
         pipe = qwenimg.load(models["hunyuan"], backend, "fp32", quantize="8")
-        error = relative_to(pipe("a red circle", **ASKED), expected)
+        error = relative(pipe("a red circle", **ASKED).latents, expected.latents)
         cached = qwenimg.load(models["hunyuan"], backend, "fp32")(
             "a red circle", step_cache=0.9, **(ASKED | {"steps": 6})
         )

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from support import tiny_ldm, tiny_lumina, tiny_zimage
 from support.cli_runner import cli
-from support.comfy_files import comfy
-from support.gguf_files import fitting, write
+from support.drawn_files import check_eight_bits, check_gguf, saved
+from support.gguf_files import write
+from support.relative import relative
 from support.tiny_lumina import tiny_dit, tiny_text_encoder, transformer_file, write_tiny_lumina
 from support.tiny_zimage import tiny_vae
 
@@ -59,11 +59,6 @@ def parts(dit: Any = DIT, text: Any = TEXT, vae: Any = MappingProxyType({})) -> 
         "text_encoder": {f"model.{name}": value for name, value in tiny_text_encoder(**text).state_dict().items()},
         "vae": tiny_ldm.vae_file(tiny_vae(**vae)),
     }
-
-
-def saved(path: Path, tensors: Tensors, notes: Any = None) -> Path:
-    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path, notes)
-    return path
 
 
 def all_in_one(*sizes: Any) -> Tensors:
@@ -127,10 +122,6 @@ def test_one_file(tmp_path: Path) -> None:
     assert np.array_equal(again.latents, made.latents)
 
 
-def relative_to(made: Any, expected: Any) -> float:
-    return float(np.linalg.norm(made.latents - expected.latents) / np.linalg.norm(expected.latents))
-
-
 @pytest.mark.parametrize("layout", ["older", "newer", "int8_convrot"])
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
 @pytest.mark.sample(2)
@@ -138,15 +129,12 @@ def test_eight_bits_draw_what_their_values_draw(
     model: Path, bare: Path, tmp_path: Path, part: str, layout: str
 ) -> None:
     """As ComfyUI writes them; q, k and v are parts of different width of one tensor."""
-    tensors = {name: value.contiguous() for name, value in parts()[part].items()}
     coded = (".attention.qkv.", ".attention.out.", ".feed_forward.", "_proj.")
-    made = comfy(tensors, layout, lambda name: any(one in name for one in coded))
-    codes = saved(tmp_path / "codes.safetensors", made.tensors, made.notes)
-    values = saved(tmp_path / "values.safetensors", made.values)
-    found = [qwenimg.load(model, "cpu", "fp32", **{part: file})("a ring", **ASKED) for file in (codes, values)]  # type: ignore[arg-type]
-    error = relative_to(*found)
-    print(f"{layout} {part}: {error:.1e}")
-    assert error < 1e-5 and found[0].pixels.std() > 10  # rotated products sum in another order
+
+    def draw(file: Path) -> Any:
+        return qwenimg.load(model, "cpu", "fp32", **{part: file})("a ring", **ASKED)  # type: ignore[arg-type]
+
+    check_eight_bits(tmp_path, parts()[part], layout, lambda name: any(one in name for one in coded), draw)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -154,14 +142,12 @@ def test_eight_bits_draw_what_their_values_draw(
 @pytest.mark.sample(0)
 def test_gguf(model: Path, drawn: dict[str, Any], tmp_path: Path, type: str, backend: str) -> None:
     """The transformer under the architecture that Z-Image's files have too."""
-    tensors = {key: value.numpy() for key, value in parts()["transformer"].items()}
-    write(tmp_path / "a.gguf", {key: (value, fitting(value, type)) for key, value in tensors.items()}, "lumina2")
-    made = qwenimg.load(model, backend, "fp32", transformer=tmp_path / "a.gguf")("a red circle", **ASKED)
-    error = relative_to(made, drawn[backend])
-    print(f"{backend} in {type}: latents differ by {error:.1e}")
-    assert error == 0 if type == "F32" else 0 < error < 0.1  # of a tiny model in 8 bits
-    kind = registry.identify_file(tmp_path / "a.gguf")
-    assert kind is not None and {family.name for family in kind.families} == {"lumina"}
+
+    def draw(file: Path) -> Any:
+        return qwenimg.load(model, backend, "fp32", transformer=file)("a red circle", **ASKED)
+
+    tensors = parts()["transformer"]
+    check_gguf(tmp_path / "a.gguf", tensors, "lumina2", type, draw, drawn[backend], "lumina")
     others = {key: value.numpy() for key, value in tiny_zimage.transformer_file(tiny_zimage.tiny_dit()).items()}
     write(tmp_path / "z.gguf", {key: (value, "F32") for key, value in others.items()}, "lumina2")
     kind = registry.identify_file(tmp_path / "z.gguf")
@@ -194,7 +180,7 @@ def test_a_text_encoder_of_llama_cpp(model: Path, drawn: dict[str, Any], tmp_pat
     }
     write(tmp_path / "g.gguf", {name: (value.numpy(), "F32") for name, value in values.items()}, "gemma2")
     made = qwenimg.load(model, backend, "fp32", text_encoder=tmp_path / "g.gguf")("a red circle", **ASKED)
-    error = relative_to(made, drawn[backend])
+    error = relative(made.latents, drawn[backend].latents)
     print(f"{backend}: {error:.1e}")
     assert error < 1e-5  # the sum with one is rounded
 

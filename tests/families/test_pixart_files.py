@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from support import tiny_ldm, tiny_pixart
 from support.cli_runner import cli
-from support.comfy_files import comfy
-from support.gguf_files import fitting, write
+from support.drawn_files import check_eight_bits, check_gguf, saved
 from support.tiny_pixart import authors_file, tiny_dit, tiny_vae, write_tiny_pixart
 from support.tiny_t5 import tiny_t5
 
 import qwenimg
 from qwenimg.common.base.config import data_folder
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families import registry
 from qwenimg.common.families.pixart.checkpoint import model_of, variant_of
 from qwenimg.common.hub.describe import describe
 
@@ -68,11 +65,6 @@ def parts(kind: str) -> dict[str, Tensors]:
         "text_encoder": {name: value for name, value in text.items() if name != "encoder.embed_tokens.weight"},
         "vae": tiny_ldm.vae_file(tiny_vae()),
     }
-
-
-def saved(path: Path, tensors: Tensors, notes: Any = None) -> Path:
-    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path, notes)
-    return path
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
@@ -144,39 +136,29 @@ def test_one_file(tmp_path: Path, kind: str) -> None:
     assert np.array_equal(again.latents, made.latents)
 
 
-def relative_to(made: Any, expected: Any) -> float:
-    return float(np.linalg.norm(made.latents - expected.latents) / np.linalg.norm(expected.latents))
-
-
 @pytest.mark.parametrize("layout", ["older", "newer", "int8_convrot"])
 @pytest.mark.sample(1)
 def test_eight_bits_draw_what_their_values_draw(models: dict[str, Path], tmp_path: Path, layout: str) -> None:
     """As ComfyUI writes them; q, k and v are parts of one tensor, k and v of the text of another."""
-    tensors = {name: value.contiguous() for name, value in authors_file(dit("pixart")).items()}
     coded = (".attn.", ".cross_attn.", ".mlp.")
-    made = comfy(tensors, layout, lambda name: any(one in name for one in coded))
-    codes = saved(tmp_path / "codes.safetensors", made.tensors, made.notes)
-    values = saved(tmp_path / "values.safetensors", made.values)
-    found = [
-        qwenimg.load(models["pixart"], "cpu", "fp32", transformer=file)("a ring", **ASKED) for file in (codes, values)
-    ]
-    error = relative_to(*found)
-    print(f"{layout}: {error:.1e}")
-    assert error < 1e-5 and found[0].pixels.std() > 10  # rotated products sum in another order
+    check_eight_bits(
+        tmp_path,
+        authors_file(dit("pixart")),
+        layout,
+        lambda name: any(one in name for one in coded),
+        lambda file: qwenimg.load(models["pixart"], "cpu", "fp32", transformer=file)("a ring", **ASKED),
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
 @pytest.mark.sample(0)
 def test_gguf(models: dict[str, Path], drawn: dict[Any, Any], tmp_path: Path, type: str, backend: str) -> None:
-    tensors = {key: value.numpy() for key, value in authors_file(dit("pixart")).items()}
-    write(tmp_path / "a.gguf", {key: (value, fitting(value, type)) for key, value in tensors.items()}, "pixart")
-    made = qwenimg.load(models["pixart"], backend, "fp32", transformer=tmp_path / "a.gguf")("a red circle", **ASKED)
-    error = relative_to(made, drawn["pixart", backend])
-    print(f"{backend} in {type}: latents differ by {error:.1e}")
-    assert error == 0 if type == "F32" else 0 < error < 0.1  # of a tiny model in 8 bits
-    kind = registry.identify_file(tmp_path / "a.gguf")
-    assert kind is not None and {family.name for family in kind.families} == {"pixart"}
+    def draw(file: Path) -> Any:
+        return qwenimg.load(models["pixart"], backend, "fp32", transformer=file)("a red circle", **ASKED)
+
+    tensors, expected = authors_file(dit("pixart")), drawn["pixart", backend]
+    check_gguf(tmp_path / "a.gguf", tensors, "pixart", type, draw, expected, "pixart")
 
 
 @pytest.mark.parametrize("kind", KINDS)

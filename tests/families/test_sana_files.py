@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from support.cli_runner import cli
-from support.comfy_files import comfy
-from support.gguf_files import fitting, write
+from support.drawn_files import check_eight_bits, check_gguf, saved
 from support.relative import relative
 from support.tiny_sana import KINDS, tiny_dit, tiny_vae, transformer_file, vae_file, write_tiny_sana
 
@@ -68,11 +66,6 @@ def dit(kind: str = "sana") -> Any:
     return tiny_dit(**{**KINDS[kind], **WIDE})
 
 
-def saved(path: Path, tensors: Tensors, notes: Any = None) -> Path:
-    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path, notes)
-    return path
-
-
 @pytest.mark.parametrize("names", ["authors", "diffusers"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["sana", "sana-sprint"])
@@ -108,14 +101,13 @@ def test_info(tmp_path: Path) -> None:
 @pytest.mark.sample(1)
 def test_eight_bits_draw_what_their_values_draw(models: dict[str, Path], tmp_path: Path, layout: str) -> None:
     """As ComfyUI writes them; 1x1 kernels are coded as kernels, q, k and v as rows of one tensor."""
-    tensors = transformer_file(dit())
-    made = comfy(tensors, layout, lambda name: ".attn." in name or "_attn." in name or "ed_conv" in name)
-    codes = saved(tmp_path / "codes.safetensors", made.tensors, made.notes)
-    values = saved(tmp_path / "values.safetensors", made.values)
-    found = [qwenimg.load(models["sana"], "cpu", "fp32", transformer=one)("a ring", **ASKED) for one in (codes, values)]
-    error = relative(found[0].latents, found[1].latents)
-    print(f"{layout}: {error:.1e}")
-    assert error < 1e-5 and found[0].pixels.std() > 10  # rotated products sum in another order
+    check_eight_bits(
+        tmp_path,
+        transformer_file(dit()),
+        layout,
+        lambda name: ".attn." in name or "_attn." in name or "ed_conv" in name,
+        lambda file: qwenimg.load(models["sana"], "cpu", "fp32", transformer=file)("a ring", **ASKED),
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -123,12 +115,10 @@ def test_eight_bits_draw_what_their_values_draw(models: dict[str, Path], tmp_pat
 def test_gguf(
     models: dict[str, Path], drawn: dict[tuple[str, str], Any], tmp_path: Path, type: str, backend: str
 ) -> None:
-    tensors = {key: value.numpy() for key, value in transformer_file(dit()).items()}
-    write(tmp_path / "a.gguf", {key: (value, fitting(value, type)) for key, value in tensors.items()}, "sana")
-    made = qwenimg.load(models["sana"], backend, "fp32", transformer=tmp_path / "a.gguf")("a red circle", **ASKED)
-    error = relative(made.latents, drawn["sana", backend].latents)
-    print(f"{backend} in {type}: latents differ by {error:.1e}")
-    assert error == 0 if type == "F32" else 0 < error < 0.1  # of a tiny model in 8 bits
+    def draw(file: Path) -> Any:
+        return qwenimg.load(models["sana"], backend, "fp32", transformer=file)("a red circle", **ASKED)
+
+    check_gguf(tmp_path / "a.gguf", transformer_file(dit()), "sana", type, draw, drawn["sana", backend], "sana")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
