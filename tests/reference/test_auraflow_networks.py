@@ -22,6 +22,7 @@ from qwenimg.common.networks.denoisers import aura_conditioning, aura_dit
 from qwenimg.common.networks.denoisers.aura_dit import AuraConfig
 from qwenimg.common.networks.encoders import t5
 from qwenimg.common.networks.network import Network
+from qwenimg.common.numbers.timesteps import sinusoids
 from qwenimg.common.parts.components import open_component, read_config
 
 BACKENDS = ("cpu", "mlx")
@@ -59,6 +60,17 @@ def test_transformer(tmp_path: Path, backend: str) -> None:
             error = relative_float32(np.asarray(engine.numpy(made)), theirs.numpy())
             print(f"{backend} {h}x{w}, {length} tokens, level {level}: {error:.1e} (limit {FLOAT32})")
             assert error <= FLOAT32 and theirs.std() > 0.1
+
+
+def test_times_are_those_of_the_pipeline() -> None:
+    """It divides a timestep by 1000 in float32, and the class multiplies again: an ulp of a time moves a gradient of a
+    LoRA by 3e-5."""
+    times = torch.linspace(0, 1, 1001) * 1000
+    exact = [sinusoids(1000 * float(torch.tensor([time / 1000])), aura_dit.TIME_CHANNELS) for time in times]
+    ours = aura_conditioning.time_rows([float(time) for time in times])
+    unrounded = np.stack([sinusoids(float(time), aura_dit.TIME_CHANNELS) for time in times])
+    print(f"{np.abs(ours - exact).max():.1e}; without the rounding {np.abs(unrounded - exact).max():.1e}")
+    assert np.abs(ours - exact).max() < 1e-9 < 1e-5 < np.abs(unrounded - exact).max()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -3,6 +3,8 @@
 The pipeline of diffusers makes the denoiser's inputs and is stopped there; noisy latents and time take the place of its
 own. The targets are the formulas of the papers, written here again.
 
+- Times of flow models are those of a pipeline in float32. A time that is 3e-8 off is multiplied by 1000 for the
+  sinusoids, and is worth 3e-5 of AuraFlow's gradients.
 - Sinusoids of times are computed in float64: diffusers' own, in float32, are worth 1e-5 of a result.
 """
 
@@ -95,75 +97,75 @@ def _velocity(x0: np.ndarray, noise: np.ndarray, sigma: float) -> np.ndarray:
 
 def _kinds() -> dict[str, Kind]:
     flow = ("hidden_states", "timestep")
-    qwen = Kind(oracle.pipeline, "transformer", pack, lambda s: s, flow, options={"true_cfg_scale": 1.0})
+    qwen = Kind(oracle.pipeline, "transformer", pack, _fraction, flow, options={"true_cfg_scale": 1.0})
     flux = {"guidance_scale": 1.0, "max_sequence_length": 512}
     unet: dict[str, Any] = {"noised": _scaled, "options": {"guidance_scale": 1.0}}
     levels = ("sample", "timestep")
     drawn: dict[str, Any] = {"guidance_scale": 1.0, "use_resolution_binning": False, "clean_caption": False}
     return {
         "qwen": qwen,
-        "qwen-2511": Kind(oracle_edit.pipeline, "transformer", pack, lambda s: s, flow, options=qwen.options),
+        "qwen-2511": Kind(oracle_edit.pipeline, "transformer", pack, _fraction, flow, options=qwen.options),
         "z-image": Kind(
             oracle_zimage.pipeline,
             "transformer",
             lambda x: [torch.from_numpy(x[0][:, None])],
-            lambda s: 1 - s,
+            _share,
             ("x", "t"),
             answer=lambda result: result[0][0][None, :, 0],
             target=lambda x0, noise, sigma: x0 - noise,
             options={"guidance_scale": 0.0},
         ),
         "flux-dev": Kind(
-            lambda folder: oracle_flux.pipeline(folder, "text"), "transformer", pack, lambda s: s, flow, options=flux
+            lambda folder: oracle_flux.pipeline(folder, "text"), "transformer", pack, _multiplied, flow, options=flux
         ),
         "flux2-base": Kind(
-            oracle_flux2.pipeline, "transformer", tokens, lambda s: s, flow, options={"guidance_scale": 1.0}
+            oracle_flux2.pipeline, "transformer", tokens, _fraction, flow, options={"guidance_scale": 1.0}
         ),
         "flux2-dev": Kind(
-            oracle_flux2.dev_pipeline, "transformer", tokens, lambda s: s, flow, options={"guidance_scale": 1.0}
+            oracle_flux2.dev_pipeline, "transformer", tokens, _fraction, flow, options={"guidance_scale": 1.0}
         ),
-        "flux3-base": Kind(oracle_flux3.without_guidance, "transformer", tokens, lambda s: s, flow),
+        "flux3-base": Kind(oracle_flux3.without_guidance, "transformer", tokens, _fraction, flow),
         "longcat": Kind(
-            oracle_longcat.pipeline, "transformer", pack, lambda s: s, flow,
+            oracle_longcat.pipeline, "transformer", pack, _multiplied, flow,
             options={"guidance_scale": 1.0, "enable_prompt_rewrite": False},
         ),
         "longcat-edit": Kind(
-            lambda folder: oracle_longcat.pipeline(folder, edits=True), "transformer", pack, lambda s: s, flow,
+            lambda folder: oracle_longcat.pipeline(folder, edits=True), "transformer", pack, _multiplied, flow,
             options={"guidance_scale": 1.0}, sized=False,
         ),
         "qwen21": Kind(
-            oracle_qwen21.pipeline, "transformer", tokens, lambda s: s, flow,
+            oracle_qwen21.pipeline, "transformer", tokens, _fraction, flow,
             options={"true_cfg_scale": 1.0}, last=True,
         ),
         "sd3": Kind(
-            lambda folder: oracle_sd3.pipeline(folder, ""), "transformer", torch.from_numpy, lambda s: 1000 * s, flow,
+            lambda folder: oracle_sd3.pipeline(folder, ""), "transformer", torch.from_numpy, _timestep, flow,
             options={"guidance_scale": 1.0},
         ),
         "chroma": Kind(
-            lambda folder: oracle_chroma.pipeline(folder, "text"), "transformer", pack, lambda s: s, flow,
+            lambda folder: oracle_chroma.pipeline(folder, "text"), "transformer", pack, _multiplied, flow,
             options={"guidance_scale": 1.0},
         ),
         "ernie": Kind(
-            oracle_ernie.pipeline, "transformer", torch.from_numpy, lambda s: 1000 * s, flow,
+            oracle_ernie.pipeline, "transformer", torch.from_numpy, _timestep, flow,
             options={"guidance_scale": 1.0},
         ),
         "krea2": Kind(
-            oracle_krea2.pipeline, "transformer", pack, lambda s: s, flow,
+            oracle_krea2.pipeline, "transformer", pack, _fraction, flow,
             options={"guidance_scale": 0.0}, last=True,
         ),
         "anima": Kind(
             lambda folder: oracle_anima.guided(folder, 1.0), "transformer",
-            lambda x: torch.from_numpy(x)[:, :, None], lambda s: s, flow,
+            lambda x: torch.from_numpy(x)[:, :, None], _fraction, flow,
         ),
         "ovis": Kind(
-            oracle_ovis.pipeline, "transformer", pack, lambda s: s, flow, options={"guidance_scale": 1.0},
+            oracle_ovis.pipeline, "transformer", pack, _multiplied, flow, options={"guidance_scale": 1.0},
         ),
         "auraflow": Kind(
-            oracle_auraflow.pipeline, "transformer", torch.from_numpy, lambda s: s, flow,
+            oracle_auraflow.pipeline, "transformer", torch.from_numpy, _fraction, flow,
             options={"guidance_scale": 1.0},
         ),
         "lumina": Kind(
-            oracle_lumina.pipeline, "transformer", torch.from_numpy, lambda s: 1 - s, flow,
+            oracle_lumina.pipeline, "transformer", torch.from_numpy, _share, flow,
             target=lambda x0, noise, sigma: x0 - noise, options={"guidance_scale": 1.0},
             module=lambda path: lumina_dit.published(f"{path}.").removesuffix("."),
         ),
@@ -197,6 +199,25 @@ def _kinds() -> dict[str, Kind]:
     }  # fmt: skip
 
 
+def _timestep(sigma: float) -> float:
+    return float(np.float32(sigma) * np.float32(1000))
+
+
+def _fraction(sigma: float) -> float:
+    """The timestep as a number in 0..1."""
+    return float(np.float32(_timestep(sigma)) / np.float32(1000))
+
+
+def _multiplied(sigma: float) -> float:
+    """The same, for a class that multiplies it by 1000 in its own dtype."""
+    return float(np.float32(1000) * np.float32(_fraction(sigma))) / 1000
+
+
+def _share(sigma: float) -> float:
+    """The share of the image at a level."""
+    return float(np.float32(1000 - _timestep(sigma)) / np.float32(1000))
+
+
 def _trained_time(sigma: float) -> float:
     """The timestep of a level of Stable Diffusion's own betas."""
     return _time(np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2, sigma)
@@ -225,7 +246,17 @@ def loss_and_gradients(
 ) -> tuple[float, Gradients]:
     """Return the mean loss of `draws` and the gradients of the LoRA's factors, in float64. The factors of a text
     encoder have its folder and a slash in front."""
-    kind = KINDS[name]
+    of_zimage = "diffusers.models.transformers.transformer_z_image.TimestepEmbedder.timestep_embedding"
+    with (
+        mock.patch("diffusers.models.embeddings.get_timestep_embedding", _exact_sinusoids),
+        mock.patch(of_zimage, staticmethod(lambda times, width: _exact_sinusoids(times, width, True, 0))),
+    ):
+        return _loss_and_gradients(KINDS[name], folder, draws, factors)
+
+
+def _loss_and_gradients(
+    kind: Kind, folder: Path, draws: list[Draw], factors: Mapping[str, np.ndarray]
+) -> tuple[float, Gradients]:
     pipe, parts = kind.pipeline(folder), sorted({key.rpartition("/")[0] for key in factors})
     models = {part: _with_lora(getattr(pipe, part or kind.part), factors, part, kind.module) for part in parts}
     model = models.pop("")
@@ -342,7 +373,7 @@ def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def exact_sinusoids(
+def _exact_sinusoids(
     timesteps: Tensor,
     embedding_dim: int,
     flip_sin_to_cos: bool = False,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks.denoisers.aura_dit import PATCH, TIME_CHANNELS, AuraConfig
-from qwenimg.common.numbers.timesteps import sinusoids
+from qwenimg.common.numbers.timesteps import timestep_features
 
 
 def window(config: AuraConfig, rows: int, columns: int) -> NDArray[np.int64]:
@@ -29,5 +29,5 @@ def window(config: AuraConfig, rows: int, columns: int) -> NDArray[np.int64]:
 
 
 def time_rows(timesteps: Sequence[float]) -> NDArray[np.float64]:
-    """Return the sinusoids [T, 256] of a schedule's timesteps (0..1000), which no precision rounds here."""
-    return np.stack([sinusoids(timestep, TIME_CHANNELS) for timestep in timesteps])
+    """Return the sinusoids [T, 256] of a schedule's timesteps (0..1000), rounded as in float32 in every precision."""
+    return np.stack([timestep_features(timestep, TIME_CHANNELS) for timestep in timesteps])
