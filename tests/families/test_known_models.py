@@ -20,6 +20,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.families.sd3.texts import T5
+from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.hub import requirements
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.vaes import qwen_vae
@@ -156,6 +157,13 @@ def test_names_have_the_defaults_of_their_files(name: str, tmp_path: Path) -> No
     assert (known.steps, known.guidance, known.negative_prompt) == (steps, guidance, negative)
     assert known.width == known.height == 1024 or family == "qwen-image"
     more(known, model, tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sd15", "sd1"), ("sdxl", "sdxl"), ("sdxl-turbo", "sdxl")])
+def test_published_latents_have_the_scale_of_those_of_files(name: str, kind: str) -> None:
+    """SDXL's were those of Stable Diffusion 1.5."""
+    model = registry.published(catalog.KNOWN[name])
+    assert model is not None and model.checkpoint["vae"].config.scaling_factor == KINDS[kind].scaling_factor
 
 
 SPELLINGS = {
