@@ -56,6 +56,8 @@ from qwenimg.common.networks.denoisers import (
     flux3_dit,
     flux_conditioning,
     flux_dit,
+    hunyuan_conditioning,
+    hunyuan_dit,
     krea2_conditioning,
     krea2_dit,
     longcat_dit,
@@ -82,6 +84,7 @@ from qwenimg.common.networks.denoisers.aura_dit import AuraConfig
 from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.hunyuan_dit import HunyuanConfig
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.ovis_dit import OvisConfig
@@ -287,6 +290,37 @@ def _pixart_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
 def _pixart_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
     features, x = pixart_conditioning.time_row(1000 * SIGMA), engine.array(latents)
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
+
+
+# Hunyuan-DiT
+
+
+def _hunyuan_texts(config: Any, text: Any) -> tuple[Any, Any]:
+    """Return BERT's states [1 77 C] of as many words as the text has, a part of its channels, and T5's [1 256 C'], both
+    with zeros behind the words."""
+    padded = text.new_zeros(1, max(config.text_len, config.text_len_t5), text.shape[2])
+    padded[:, : text.shape[1]] = text
+    return padded[:, : config.text_len, : config.cross_attention_dim], padded[:, : config.text_len_t5]
+
+
+def _hunyuan_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    """A step whose rotations are made beforehand, as its pipeline does."""
+    states, words = _hunyuan_texts(model.config, text), text.shape[1]
+    masks = [(torch.arange(one.shape[1], device=text.device) < words)[None] for one in states]
+    tables = hunyuan_conditioning.rope(HunyuanConfig(), (latents.shape[2] // 2, latents.shape[3] // 2))
+    rope = [torch.from_numpy(table.repeat(2, axis=1)).to(text) for table in tables]
+    given = {"encoder_hidden_states": states[0], "encoder_hidden_states_t5": states[1], "image_rotary_emb": rope}
+    more = given | {"text_embedding_mask": masks[0], "text_embedding_mask_t5": masks[1], "return_dict": False}
+    return lambda: model(latents, _time(1000 * SIGMA, text), **more)[0][0, : model.config.in_channels]
+
+
+def _hunyuan_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    words = text.shape[1]
+    bert, t5 = (one.numpy() for one in _hunyuan_texts(component.config, torch.from_numpy(text)))
+    grid = latents.shape[2] // 2, latents.shape[3] // 2
+    condition = component.condition(engine.array(bert[:, :words]), engine.array(t5), words, grid)
+    features, x = hunyuan_conditioning.time_row(1000 * SIGMA), engine.array(latents)
     return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
 
 
@@ -633,6 +667,11 @@ def cases(layers: int = 2) -> dict[str, Case]:
             config=PixArtConfig(num_layers=2, use_additional_conditions=False),
             oracle="PixArtTransformer2DModel", embedding="adaln_single.emb.time_proj", text=4096, latents=4,
             theirs=_pixart_theirs, ours=_pixart_ours,
+        ),
+        "hunyuan": Case(  # four blocks, of which the last one takes the stream behind the first
+            family="hunyuan", network=hunyuan_dit.NETWORK, config=HunyuanConfig(num_layers=4),
+            oracle="HunyuanDiT2DModel", embedding="time_extra_emb.time_proj", text=2048, latents=4,
+            theirs=_hunyuan_theirs, ours=_hunyuan_ours,
         ),
         "sana": Case(
             family="sana", network=sana_dit.NETWORK, config=SanaConfig(num_layers=2, qk_norm=QK_NORM),

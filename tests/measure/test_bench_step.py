@@ -26,6 +26,10 @@ NARROW: dict[str, dict[str, Any]] = {
     "auraflow": {"num_attention_heads": 1, "caption_projection_dim": 256, "joint_attention_dim": 128},
     "lumina": {"dim": 192, "n_heads": 2, "n_kv_heads": 1, "cap_feat_dim": 128},
     "pixart": {"num_attention_heads": 2, "cross_attention_dim": 144, "caption_channels": 128},
+    "hunyuan": {
+        "num_attention_heads": 2, "hidden_size": 176, "cross_attention_dim": 64, "cross_attention_dim_t5": 128,
+        "pooled_projection_dim": 64,
+    },
     "flux": HEADS,
     "flux2": HEADS,
     "flux2-dev": HEADS,

@@ -46,6 +46,11 @@ def tokens(x: Array) -> Array:
     return x.flatten(1, 2)
 
 
+def token_rows(x: Array) -> Array:
+    """Return an image [B h w C] as tokens [B L C], whose channels are side by side in memory."""
+    return tokens(x)
+
+
 def image(x: Array, like: Array) -> Array:
     """Return tokens [B L C] as an image [B h w C] with the sides of `like`."""
     return x.reshape(*like.shape[:3], -1)

@@ -49,6 +49,14 @@ def tokens(x: Tensor) -> Tensor:
     return x.flatten(2).transpose(1, 2)
 
 
+def token_rows(x: Tensor) -> Tensor:
+    """Return an image [B C h w] as tokens [B L C], the channels of each side by side in memory.
+
+    In float32 a convolution leaves them apart, and so would be the whole residual stream: each norm would copy it.
+    """
+    return tokens(x).contiguous()
+
+
 def image(x: Tensor, like: Tensor) -> Tensor:
     """Return tokens [B L C] as an image [B C h w] with the sides of `like`."""
     return x.unflatten(1, like.shape[2:]).permute(0, 3, 1, 2)

@@ -42,7 +42,7 @@ class PatchEmbed(mlx.nn.Module):
 
     def __call__(self, x: Array, dtype: mx.Dtype) -> Array:
         """Return the tokens [B L C] of latents [B h w in] in `dtype`."""
-        return ops.stream(images.tokens(self.proj(x)), dtype)
+        return ops.stream(images.token_rows(self.proj(x)), dtype)
 
 
 class Projection(mlx.nn.Module):

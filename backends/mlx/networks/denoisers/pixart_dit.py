@@ -42,7 +42,7 @@ class PatchEmbed(mlx.nn.Module):
 
     def __call__(self, x: Array, positions: Array, dtype: mx.Dtype) -> Array:
         """Return the tokens [B L C] of latents [B h w in], with their positions [1 L C] added, in `dtype`."""
-        return ops.add(ops.stream(images.tokens(self.proj(x)), dtype), positions)
+        return ops.add(ops.stream(images.token_rows(self.proj(x)), dtype), positions)
 
 
 class Embeddings(mlx.nn.Module):

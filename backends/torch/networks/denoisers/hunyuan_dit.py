@@ -40,7 +40,7 @@ class PatchEmbed(torch.nn.Module):
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the tokens [B L C] of latents [B in h w] in `dtype`."""
-        return ops.stream(images.tokens(self.proj(x)), dtype)
+        return ops.stream(images.token_rows(self.proj(x)), dtype)
 
 
 class Projection(torch.nn.Module):

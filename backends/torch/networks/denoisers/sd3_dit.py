@@ -42,7 +42,7 @@ class PatchEmbed(torch.nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the tokens [B L C] of an image [B in h w], with their positions [1 L C] added, in `dtype`."""
-        return ops.add(ops.stream(images.tokens(self.proj(x)), dtype), positions)
+        return ops.add(ops.stream(images.token_rows(self.proj(x)), dtype), positions)
 
 
 class TimeTextEmbed(torch.nn.Module):
