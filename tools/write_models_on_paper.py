@@ -21,7 +21,7 @@ MODELS = (
     "z-image-turbo", "z-image", "flux-schnell", "flux-dev", "flux2-klein-4b", "flux2-klein-9b", "flux2-klein-9b-kv",
     "flux2-dev", "flux3-klein", "flux3-klein-base", "sd3-medium", "sd3.5-medium", "sd3.5-large", "longcat-image",
     "chroma1-hd", "auraflow", "ernie-image-turbo", "ernie-image", "krea-2-turbo", "krea-2-raw",
-    "anima", "lumina-image-2", "ovis-image",
+    "anima", "lumina-image-2", "ovis-image", "pixart-sigma", "sana-1.5", "sana-sprint", "hunyuan-dit",
 )  # fmt: skip
 CARDS, CHIPS = ("h100", "4090"), ("m4-max",)
 

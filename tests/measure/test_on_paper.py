@@ -22,10 +22,14 @@ from support.paper_cases import NETWORKS
 from support.policies import BF16, FP32, UNET
 from torch.profiler import ProfilerActivity, profile
 
+from qwenimg.common.families.auraflow import memory as auraflow_memory
 from qwenimg.common.families.ernie import memory as ernie_memory
 from qwenimg.common.families.flux2 import memory as flux2_memory
 from qwenimg.common.families.flux3 import memory as flux3_memory
+from qwenimg.common.families.hunyuan import memory as hunyuan_memory
 from qwenimg.common.families.krea2 import memory as krea2_memory
+from qwenimg.common.families.pixart import memory as pixart_memory
+from qwenimg.common.families.sana import memory as sana_memory
 from qwenimg.common.families.sd3 import memory as sd3_memory
 from qwenimg.common.families.z_image import memory
 from qwenimg.common.networks.network import import_network
@@ -248,6 +252,10 @@ LATER: dict[str, Callable[[Any], float]] = {  # operations of a branch by its pl
     "chroma1-hd": lambda config: flux_blocks.step_operations(config, 256 + 64),
     "ernie-image-turbo": lambda config: ernie_memory.step_operations(config, 256 + 64),
     "krea-2-turbo": lambda config: krea2_memory.step_operations(config, 256 + 64),
+    "auraflow": lambda config: auraflow_memory.step_operations(config, 256 + 256),
+    "pixart-sigma": lambda config: pixart_memory.step_operations(config, 256, 64),
+    "sana-1.5": lambda config: sana_memory.step_operations(config, 64, 64),
+    "hunyuan-dit": lambda config: hunyuan_memory.step_operations(config, 256, 77 + 256),
 }
 
 

@@ -28,6 +28,7 @@ from qwenimg.backends.mlx import compile
 from qwenimg.backends.mlx.networks.vaes.vae import WIDE
 from qwenimg.backends.mlx.ops import DTYPES
 from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
+from qwenimg.common.networks.denoisers.hunyuan_dit import CONDITION_CHANNELS, SIZES
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
 from qwenimg.common.networks.network import Network, import_network
 from qwenimg.common.precision.precision import Precision
@@ -94,10 +95,9 @@ def _flux(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[],
 
 
 def _patches(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
-    grid = case.height // PATCH, case.width // PATCH
-    states, images, features = inputs(config, grid)
-    condition = nodes.all_given(component.condition(mx.zeros((1, case.text, states)), images))
-    x = mx.zeros(latents(config, grid))
+    states, more, features = inputs(config, case)
+    condition = nodes.all_given(component.condition(mx.zeros((1, case.text, states)), *more))
+    x = mx.zeros(latents(config, case))
     return lambda: component.predict(x, features, condition)
 
 
@@ -117,6 +117,16 @@ def _aura(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[],
     modulation = nodes.all_given(component.modulate(np.zeros((1, 256))))
     latents = mx.zeros((1, config.in_channels, case.height, case.width))
     return lambda: component.predict(latents, (modulation, 0), condition)
+
+
+def _hunyuan(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+    grid = case.height // PATCH, case.width // PATCH
+    bert = mx.zeros((1, case.text, config.cross_attention_dim))
+    t5 = mx.zeros((1, config.text_len_t5, config.cross_attention_dim_t5))
+    sizes = np.zeros((1, SIZES * CONDITION_CHANNELS)) if config.sees_size else None
+    condition = nodes.all_given(component.condition(bert, t5, case.text, grid, sizes))
+    latents = mx.zeros((1, config.in_channels, case.height, case.width))
+    return lambda: component.predict(latents, np.zeros((1, CONDITION_CHANNELS)), condition)
 
 
 def _unet(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
@@ -154,12 +164,16 @@ CALLS: dict[str, Callable[[Any, Any, Case, Nodes], Callable[[], Array]]] = {
     "krea2_dit": _patches,
     "anima_dit": _patches,
     "lumina_dit": _patches,
+    "pixart_dit": _patches,
+    "sana_dit": _patches,
+    "hunyuan_dit": _hunyuan,
     "ovis_dit": _flux,
     "sd3_dit": _sd3,
     "aura_dit": _aura,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,
+    "dc_vae": _decoder,
     "flux2_vae": _decoder,
 }
 

@@ -23,11 +23,14 @@ from qwenimg.common.networks.denoisers import (
     flux2_kv_dit,
     flux3_dit,
     flux_dit,
+    hunyuan_dit,
     krea2_dit,
     longcat_dit,
     lumina_dit,
     ovis_dit,
+    pixart_dit,
     qwen_dit,
+    sana_dit,
     sd3_dit,
     zimage_dit,
 )
@@ -48,6 +51,9 @@ TEXTS: dict[str, Callable[[Any], int]] = {
     ernie_dit.NETWORK.name: lambda config: QWEN_TEXT,
     krea2_dit.NETWORK.name: lambda config: QWEN_TEXT,
     lumina_dit.NETWORK.name: lambda config: QWEN_TEXT,
+    pixart_dit.NETWORK.name: lambda config: QWEN_TEXT,
+    sana_dit.NETWORK.name: lambda config: QWEN_TEXT,
+    hunyuan_dit.NETWORK.name: lambda config: QWEN_TEXT,
     anima_dit.NETWORK.name: lambda config: 512,  # padded, as the next one
     ovis_dit.NETWORK.name: lambda config: 256,
     aura_dit.NETWORK.name: lambda config: 256,  # padded

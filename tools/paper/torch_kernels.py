@@ -23,6 +23,7 @@ from qwenimg.backends.torch.networks.vaes.vae import WIDE
 from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.ops.images import laid_out
 from qwenimg.common.networks.denoisers.chroma_dit import ChromaConfig
+from qwenimg.common.networks.denoisers.hunyuan_dit import CONDITION_CHANNELS, SIZES
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
 from qwenimg.common.networks.network import Network, import_network
 from qwenimg.common.precision.precision import Precision
@@ -102,10 +103,9 @@ def _flux(component: Any, config: Any, case: Case) -> Forward:
 
 
 def _patches(component: Any, config: Any, case: Case) -> Forward:
-    grid = case.height // PATCH, case.width // PATCH
-    states, images, features = inputs(config, grid)
-    condition = component.condition(torch.empty(1, case.text, states, device=component.device), images)
-    x = torch.empty(latents(config, grid), device=component.device)
+    states, more, features = inputs(config, case)
+    condition = component.condition(torch.empty(1, case.text, states, device=component.device), *more)
+    x = torch.empty(latents(config, case), device=component.device)
     return lambda: component.predict(x, features, condition)
 
 
@@ -125,6 +125,16 @@ def _aura(component: Any, config: Any, case: Case) -> Forward:
     modulation = component.modulate(np.zeros((1, 256)))
     latents = torch.empty(1, config.in_channels, case.height, case.width, device=component.device)
     return lambda: component.predict(latents, (modulation, 0), condition)
+
+
+def _hunyuan(component: Any, config: Any, case: Case) -> Forward:
+    grid = case.height // PATCH, case.width // PATCH
+    bert = torch.empty(1, case.text, config.cross_attention_dim, device=component.device)
+    t5 = torch.empty(1, config.text_len_t5, config.cross_attention_dim_t5, device=component.device)
+    sizes = np.zeros((1, SIZES * CONDITION_CHANNELS)) if config.sees_size else None
+    condition = component.condition(bert, t5, case.text, grid, sizes)
+    latents = torch.empty(1, config.in_channels, case.height, case.width, device=component.device)
+    return lambda: component.predict(latents, np.zeros((1, CONDITION_CHANNELS)), condition)
 
 
 def _unet(component: Any, config: Any, case: Case) -> Forward:
@@ -157,12 +167,16 @@ CALLS: dict[str, Callable[[Any, Any, Case], Forward]] = {
     "krea2_dit": _patches,
     "anima_dit": _patches,
     "lumina_dit": _patches,
+    "pixart_dit": _patches,
+    "sana_dit": _patches,
+    "hunyuan_dit": _hunyuan,
     "ovis_dit": _flux,
     "sd3_dit": _sd3,
     "aura_dit": _aura,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,
+    "dc_vae": _decoder,
     "flux2_vae": _decoder,
 }
 
