@@ -155,6 +155,10 @@ RUNS = (
     Run("anima", "mlx", "--size 128x128 --precision fp32"),
     Run("pixart", "cpu", "--size 512x512 --precision fp32"),
     Run("pixart", "mlx", "--size 128x128 --precision fp32"),
+    Run("auraflow", "cpu", "--size 256x256 --precision fp32"),
+    Run("auraflow", "mlx", "--size 128x128 --precision fp32"),
+    Run("hunyuan", "cpu", "--size 512x512 --precision fp32"),
+    Run("hunyuan", "mlx", "--size 128x128 --precision fp32"),
     Run("sana", "cpu", "--size 1024x1024 --precision fp32"),
     Run("sana", "mlx", "--size 256x256 --precision fp32"),
     # under a control network
@@ -216,9 +220,7 @@ CALLED_IN_STEPS = ("sd15-controlnet", "sdxl-union", "z-image-control")
 # Models without a stage of their modulation
 MODULATED_IN_STEPS = (
     "z-image", "z-image-control", "flux2", "flux2-dev", "flux2-kv", "flux3", "ernie", "krea2", "qwen21", "anima",
-    "lumina",
-    "pixart",
-    "sana",
+    "lumina", "pixart", "sana", "hunyuan",
 )  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from PIL import Image
 from random_model import write_part, write_small_files
 from tiny_tokenizer import write_tiny_tokenizer
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
 from qwenimg.common.families.stable_diffusion import control
@@ -35,6 +34,7 @@ from qwenimg.common.networks.denoisers import (
     flux3_dit,
     flux_controlnet,
     flux_dit,
+    hunyuan_dit,
     krea2_dit,
     longcat_dit,
     lumina_dit,
@@ -54,6 +54,7 @@ from qwenimg.common.networks.denoisers import (
 )
 from qwenimg.common.networks.encoders import (
     anima_conditioner,
+    bert,
     clip,
     language_names,
     qwen3_vl_vision,
@@ -149,6 +150,12 @@ def write_trained_clip(folder: Path) -> None:
     from support.tiny_clip import write_tiny_clip_tokenizer
 
     write_tiny_clip_tokenizer(folder)
+
+
+def write_bert_tokenizer(folder: Path) -> None:
+    from support.tiny_bert import write_vocabulary
+
+    write_vocabulary(folder)
 
 
 def write_mistral_tokenizer(folder: Path) -> None:
@@ -251,22 +258,9 @@ MISTRAL = DecoderConfig(
     hidden_size=512, intermediate_size=2048, num_hidden_layers=32, num_attention_heads=8, num_key_value_heads=2,
     head_dim=64, vocab_size=32000, rms_norm_eps=1e-5, rope_theta=1e9,
 )  # fmt: skip
-GEMMA = parse(
-    DecoderConfig,
-    language_names.GEMMA_2.network.fields(
-        {
-            "model_type": "gemma2", "hidden_size": 576, "intermediate_size": 2304, "num_hidden_layers": 13,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 32000,
-            "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 128,
-            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
-            "rope_theta": 10000.0,
-        }
-    ),
-    source="Gemma 2",
-)  # fmt: skip
 SANA = sana_dit.SanaConfig(
     num_layers=6, num_attention_heads=18, num_cross_attention_heads=9, cross_attention_head_dim=64,
-    cross_attention_dim=576, caption_channels=576, qk_norm=sana_dit.QK_NORM,
+    cross_attention_dim=576, caption_channels=768, qk_norm=sana_dit.QK_NORM,
 )  # fmt: skip
 SANA_VAE = dc_vae.DCVAEConfig(
     encoder_block_out_channels=(64, 128, 256, 256, 512, 512), decoder_block_out_channels=(64, 128, 256, 256, 512, 512)
@@ -280,6 +274,13 @@ FLUX3_TEXT = Qwen3VLConfig(
 )  # fmt: skip
 FLUX_T5 = t5.T5Config(d_model=1024, d_ff=2560, num_layers=8, num_heads=16)
 PIXART = pixart_dit.PixArtConfig(num_layers=14, caption_channels=1024, use_additional_conditions=True)
+HUNYUAN = hunyuan_dit.HunyuanConfig(
+    num_attention_heads=8, hidden_size=704, num_layers=20, cross_attention_dim=512, cross_attention_dim_t5=1024,
+    pooled_projection_dim=512,
+)  # fmt: skip
+BERT = bert.BertConfig(
+    vocab_size=23510, hidden_size=512, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=8
+)
 CHROMA = chroma_dit.ChromaConfig(
     num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024, approximator_hidden_dim=1280
 )
@@ -437,6 +438,16 @@ KINDS = {
             "vae": (kl_vae.NETWORK, SD_VAE),
         },
         tokenizers={"tokenizer": write_trained_spiece},
+    ),
+    "hunyuan": Kind(
+        model="hunyuan-dit",
+        parts={
+            "transformer": (hunyuan_dit.NETWORK, HUNYUAN),
+            "text_encoder": (bert.NETWORK, BERT),
+            "text_encoder_2": (t5.NETWORK, FLUX_T5),
+            "vae": (kl_vae.NETWORK, SD_VAE),
+        },
+        tokenizers={"tokenizer": write_bert_tokenizer, "tokenizer_2": write_trained_spiece},
     ),
     "auraflow": Kind(
         model="auraflow",

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support import tiny_auraflow, tiny_ldm
 from support.cli_runner import cli
-from support.drawn_files import check_eight_bits, check_gguf, saved
+from support.drawn_files import check_eight_bits, check_gguf, check_quantized, saved
 from support.gguf_files import write
 from support.tiny_auraflow import tiny_dit, tiny_text_encoder, tiny_vae, transformer_file, write_tiny_auraflow
 
@@ -160,6 +160,15 @@ def test_a_text_encoder_of_llama_cpp(model: Path, drawn: dict[str, Any], tmp_pat
     write(tmp_path / "t.gguf", {in_llama_cpp(name): (one.numpy(), "F32") for name, one in state.items()}, "t5encoder")
     made = qwenimg.load(model, backend, "fp32", text_encoder=tmp_path / "t.gguf")("a red circle", **ASKED)
     assert np.array_equal(made.latents, drawn[backend].latents)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
+def test_in_8_bits(model: Path, drawn: dict[str, Any], tmp_path: Path, backend: str) -> None:
+    def draw(folder: Path, **options: Any) -> Any:
+        return qwenimg.load(folder, backend, "fp32", **options)("a red circle", **ASKED)
+
+    check_quantized(model, tmp_path / "q", draw, drawn[backend])
 
 
 def test_a_converted_model_draws_the_same(bare: Path, drawn: dict[str, Any], tmp_path: Path) -> None:

@@ -26,17 +26,17 @@ def given() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["sd15", "sdxl", "qwen"])
+@pytest.mark.parametrize("kind", ["sd15", "sdxl", "qwen", "sana"])
 @pytest.mark.sample(0)
 def test_a_picture_in_bands_is_the_whole_one(
     folders: dict[str, Path],
-    tiny_folder: Path,
+    tiny: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     backend: str,
     kind: str,
 ) -> None:
     said: list[str] = []
-    folder = tiny_folder if kind == "qwen" else folders[kind]
+    folder = folders.get(kind, tiny[kind])
     asked: list[dict[str, Any]] = [{}, {"image": given()["image"], "strength": 0.5}]
     asked.append(given() | {"strength": 0.9})
     with closing(qwenimg.load(folder, backend, "fp32", notify=lambda _, text: said.append(text))) as pipe:

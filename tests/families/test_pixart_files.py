@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import tiny_ldm, tiny_pixart
 from support.cli_runner import cli
-from support.drawn_files import check_eight_bits, check_gguf, saved
+from support.drawn_files import check_eight_bits, check_gguf, check_quantized, saved
 from support.tiny_pixart import authors_file, tiny_dit, tiny_vae, write_tiny_pixart
 from support.tiny_t5 import tiny_t5
 
@@ -25,7 +25,7 @@ from qwenimg.common.hub.describe import describe
 BACKENDS = ("cpu", "mlx")
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 4, "guidance": 2.0}
 KINDS = ("pixart", "pixart-alpha")
-TEXT = {"vocab_size": 1000, "d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4}
+TEXT = tiny_pixart.WIDE_TEXT
 Tensors = dict[str, torch.Tensor]
 
 
@@ -159,6 +159,15 @@ def test_gguf(models: dict[str, Path], drawn: dict[Any, Any], tmp_path: Path, ty
 
     tensors, expected = authors_file(dit("pixart")), drawn["pixart", backend]
     check_gguf(tmp_path / "a.gguf", tensors, "pixart", type, draw, expected, "pixart")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
+def test_in_8_bits(models: dict[str, Path], drawn: dict[Any, Any], tmp_path: Path, backend: str) -> None:
+    def draw(folder: Path, **options: Any) -> Any:
+        return qwenimg.load(folder, backend, "fp32", **options)("a red circle", **ASKED)
+
+    check_quantized(models["pixart"], tmp_path / "q", draw, drawn["pixart", backend])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -58,6 +58,10 @@ NAMES = {
     "ovis": "taef1",
     "anima": "taew2_1",
     "krea2": "taew2_1",
+    "pixart": "taesdxl",
+    "pixart-alpha": "taesd",
+    "auraflow": "taesdxl",
+    "hunyuan": "taesdxl",
 }
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 4, "seed": 7}
 LEVEL = 1  # of 255: both round a value that lies between two levels

@@ -31,7 +31,11 @@ ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 8, "guidance": 3.0,
 PROMPT = "a red circle"
 LATENTS = 1e-4  # relative L2 of the final latents of both backends in float32
 # A share for each tiny model, whose weights are random, that some calls stay below and some do not.
-SHARES = {"qwen": 0.9, "sd3": 0.9, "z-image": 0.9, "flux2-base": 1.0, "sd15": 0.1, "sd21": 0.2, "sdxl": 0.3}
+SHARES = {
+    "qwen": 0.9, "sd3": 0.9, "z-image": 0.9, "flux2-base": 1.0, "sd15": 0.1, "pixart": 0.5, "auraflow": 1.0,
+    "sana": 0.5, "hunyuan": 0.7, "sd21": 0.2, "sdxl": 0.3,
+}  # fmt: skip
+LIKE_OTHERS = ("sd21", "sdxl")
 
 Opened = Callable[[str, str], Pipeline]
 
@@ -55,15 +59,7 @@ def cached(made: qwenimg.Result) -> frozenset[int]:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "qwen",
-        "sd3",
-        "sd15",
-        "z-image",
-        "flux2-base",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd21", "sdxl")),
-    ],
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in LIKE_OTHERS else []) for kind in SHARES]
 )
 @pytest.mark.sample(0)
 def test_both_backends_reuse_in_the_same_calls(opened: Opened, kind: str) -> None:
@@ -79,7 +75,7 @@ def test_both_backends_reuse_in_the_same_calls(opened: Opened, kind: str) -> Non
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.sample(0)
 def test_off_and_nothing_reused_are_the_whole_run_bit_for_bit(opened: Opened, backend: str) -> None:
-    for kind in ("qwen", "sd3", "sd15", "z-image", "flux2-base"):
+    for kind in SHARES.keys() - set(LIKE_OTHERS):
         pipe = opened(kind, backend)
         asked = ASKED | {"steps": 3}
         whole = pipe(PROMPT, **asked)

@@ -139,13 +139,14 @@ def test_layers_are_tokens_like_others(tiny_layered: Path, monkeypatch: pytest.M
     check(tiny_layered, 3, asked, False, expected)
 
 
+@pytest.mark.parametrize("kind", ["qwen21", "pixart", "sana", "hunyuan"])
 @pytest.mark.sample(0)
-def test_a_model_that_shares_branches_alone(tiny: dict[str, Path]) -> None:
-    expected = latents(tiny["qwen21"], None, SIZE | {"guidance": 3.0})
+def test_a_model_that_shares_branches_alone(tiny: dict[str, Path], kind: str) -> None:
+    expected = latents(tiny[kind], None, SIZE | {"guidance": 3.0})
     assert expected is not None
-    check(tiny["qwen21"], 2, SIZE | {"guidance": 3.0}, True, expected)
+    check(tiny[kind], 2, SIZE | {"guidance": 3.0}, True, expected)
     with pytest.raises(UsageError, match="here devices share only the branches of guidance"):
-        check(tiny["qwen21"], 3, SIZE | {"guidance": 3.0}, True, expected)
+        check(tiny[kind], 3, SIZE | {"guidance": 3.0}, True, expected)
 
 
 @pytest.mark.sample(0)

@@ -97,7 +97,10 @@ def test_streamed_is_resident_bit_for_bit(folder: Path, backend: str, precision:
 
 
 # Those of FLUX.1 and of Qwen-Image-Edit are streamed in the tests of their families.
-@pytest.mark.parametrize(("kind", "backend"), crossed(["z-image", "flux2-base", "sd3"], ["cpu", "mlx"]))
+OTHERS = ("z-image", "flux2-base", "sd3", "pixart", "auraflow", "sana", "hunyuan")
+
+
+@pytest.mark.parametrize(("kind", "backend"), crossed(OTHERS, ["cpu", "mlx"]))
 @pytest.mark.sample(0)
 def test_blocks_of_other_transformers(tiny: dict[str, Path], kind: str, backend: str) -> None:
     resident = qwenimg.load(tiny[kind], backend=backend, precision="fp32")

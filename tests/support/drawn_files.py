@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from qwenimg.common.families import registry
+from support.cli_runner import cli
 from support.comfy_files import comfy
 from support.gguf_files import fitting, write
 from support.relative import relative
@@ -34,6 +35,17 @@ def check_eight_bits(folder: Path, tensors: Tensors, layout: str, chosen: Callab
     error = relative(codes.latents, values.latents)
     print(f"{layout}: {error:.1e}")
     assert error < 1e-5 and codes.pixels.std() > 10  # rotated products sum in another order
+
+
+def check_quantized(model: Path, out: Path, draw: Callable[..., Any], expected: Any, bits: str = "8") -> None:
+    """Assert that a tiny model under -q draws nearly what it draws, and converted so to the folder `out` the same as
+    under -q. draw: with a folder and keywords of `qwenimg.load`."""
+    made = draw(model, quantize=bits)
+    error = relative(made.latents, expected.latents)
+    print(f"-q {bits}: latents differ by {error:.1e}")
+    assert 1e-5 < error < 0.1
+    assert cli("convert", str(model), str(out), "-q", bits, "--quiet").code == 0
+    assert np.array_equal(draw(out).latents, made.latents)
 
 
 def check_gguf(

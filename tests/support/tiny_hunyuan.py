@@ -43,6 +43,8 @@ WIDE = {
     "num_attention_heads": 4, "attention_head_dim": 24, "hidden_size": 96, "mlp_ratio": 2.0, "cross_attention_dim": 64,
     "cross_attention_dim_t5": 64, "pooled_projection_dim": 64,
 }  # fmt: skip
+WIDE_TEXT = {"vocab_size": 1000, "d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4}
+WIDE_BERT = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 1}  # heads as wide as the published
 
 
 def tiny_dit(seed: int = 1, **changes: object) -> Any:

@@ -33,6 +33,7 @@ ALPHA = {"sample_size": 128, "use_additional_conditions": None}
 KINDS = {"pixart": {}, "pixart-alpha": ALPHA, "pixart-lcm": ALPHA}
 # Widths of whole blocks of codes
 WIDE = {"num_attention_heads": 4, "attention_head_dim": 24, "cross_attention_dim": 96, "caption_channels": 64}
+WIDE_TEXT = {"vocab_size": 1000, "d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4}
 SCALES = {"pixart": 0.13025}  # of the latents
 
 

@@ -36,6 +36,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "sana-1.0": {"qk_norm": None},
     "sana-2k": {"qk_norm": None, "interpolation_scale": 1.5, "sample_size": 64},
 }
+# As wide as needed for codes in blocks of 32
+WIDE: dict[str, Any] = {
+    "num_attention_heads": 2, "attention_head_dim": 32, "cross_attention_head_dim": 32, "num_cross_attention_heads": 2,
+    "cross_attention_dim": 64, "mlp_ratio": 2.0,
+}  # fmt: skip
 VAE: dict[str, Any] = {
     "latent_channels": 8,
     "attention_head_dim": 8,
