@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import torch
 
+from qwenimg.common.networks.denoisers.anima_names import authors_name
 from support.folder_tensors import tensors
 
 CLIP, T5 = "text_encoder", "text_encoder_2"
@@ -52,6 +54,31 @@ def zimage_name(name: str, part: str) -> str:
     return name.replace("2-1.adaLN_modulation.1.", "2-1.adaLN_modulation.0.")
 
 
+def flux3_name(name: str, part: str) -> str:
+    """Of the text encoder mflux has 32 layers of the language model alone."""
+    if part == "text_encoder":
+        seen = name.startswith("model.language_model.") and not re.search(r"\.layers\.(3[2-9])\.", name)
+        return name.removeprefix("model.language_model.") if seen else ""
+    return flux2_name(name) if part == "vae" else name.replace(".attn.to_out.0.", ".attn.to_out.")
+
+
+def ernie_name(name: str, part: str) -> str:
+    if part == "text_encoder":
+        return name if name.startswith("language_model.") else ""
+    if part == "vae":
+        return flux2_name(name)
+    name = name.replace("adaLN_modulation.1.", "adaln_modulation.")
+    return name.replace(".self_attention.to_out.0.", ".self_attention.to_out.")
+
+
+def anima_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Those of the transformer in its authors' names, which mflux has, with those of the text conditioner."""
+    if folder.name != "transformer":
+        return tensors(folder)
+    own, text = (tensors(folder.parent / part) for part in ("transformer", "text_conditioner"))
+    return {authors_name(name): value for name, value in own.items()} | {f"llm_adapter.{k}": v for k, v in text.items()}
+
+
 def read_by_mlx(folder: Path) -> dict[str, mx.array]:
     """In MLX's order, by which tensors are dealt to shards, and `info` names one of them."""
     return {name: value for file in folder.glob("*.safetensors") for name, value in mx.load(str(file)).items()}
@@ -59,18 +86,36 @@ def read_by_mlx(folder: Path) -> dict[str, mx.array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    name: Callable[[str, str], str]
+    name: Callable[[str, str], str]  # "" for one that mflux leaves out
     read: Callable[[Path], Any] = lambda folder: {name: mx.array(v.numpy()) for name, v in tensors(folder).items()}
     parts: tuple[str, ...] = ("transformer", "text_encoder", "vae")
     rotary: int = 0  # frequencies of the text encoder, which mflux 0.24 saves too, though it computed them
     version: str = "0.13.1"
     shards: int = 2
+    # Of folders and files that are as they were, their patterns with their places there, or "" for the same
+    kept: Mapping[str, str] = field(default_factory=lambda: {"tokenizer*": ""})
 
 
 KINDS = {
     "flux": Kind(name=flux_name, parts=("transformer", CLIP, T5, "vae")),
     "flux2": Kind(name=flux2_name, rotary=4, version="0.24.0", shards=1),
     "z-image": Kind(name=zimage_name, read=read_by_mlx, rotary=16),
+    "flux3": Kind(
+        name=flux3_name,
+        rotary=4,
+        version="0.24.0",
+        kept={f"text_encoder/{name}": "" for name in ("tokenizer*", "vocab.json", "merges.txt")},
+    ),
+    "ernie": Kind(name=ernie_name, version="0.24.0"),
+    # of its VAE, which is Qwen-Image's, `test_mflux_files` has mflux's names
+    "anima": Kind(
+        name=lambda name, part: name,
+        read=lambda folder: {name: mx.array(v.numpy()) for name, v in anima_tensors(folder).items()},
+        parts=("transformer", "text_encoder"),
+        rotary=4,
+        version="0.24.0",
+        kept={"tokenizer": "", "t5_tokenizer": "tokenizer_2", "vae": ""},
+    ),
 }
 
 
@@ -84,7 +129,8 @@ def save_as_mflux(folder: Path, out: Path, family: str, bits: int | None = None)
         for name, array in kind.read(folder / part).items():
             if name == "encoder.embed_tokens.weight" or name.endswith("num_batches_tracked"):
                 continue
-            called = kind.name(name, part)
+            if not (called := kind.name(name, part)):
+                continue
             table = "relative_attention" in called
             for one in [called.replace(".0.", f".{i}.") for i in range(3)] if table else [called]:
                 layer = one.removesuffix(".weight")
@@ -105,6 +151,9 @@ def save_as_mflux(folder: Path, out: Path, family: str, bits: int | None = None)
         index = {"metadata": about, "weight_map": places}
         (out / part / "model.safetensors.index.json").write_text(json.dumps(index))
         shutil.copy(folder / part / "config.json", out / part / "config.json")  # mflux has the published sizes alone
-    for tokens in folder.glob("tokenizer*"):
-        shutil.copytree(tokens, out / tokens.name)
+    for pattern, there in kind.kept.items():
+        for path in folder.glob(pattern):
+            target = out / (there or path.relative_to(folder))
+            target.parent.mkdir(exist_ok=True)
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, target)
     return out

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from qwenimg.common.base.config import model_index
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
@@ -14,10 +15,12 @@ from qwenimg.common.families import tokenizers
 from qwenimg.common.families.anima.known import BASE, SMALL_FILES, T5_TOKENIZER, TURBO, is_turbo
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.opening import Given, Opening, Source
+from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import anima_dit, anima_names
 from qwenimg.common.networks.encoders import anima_conditioner, anima_conditioner_names, language_names, qwen
+from qwenimg.common.networks.encoders.anima_conditioner import INSIDE
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.parts import merged_file
@@ -31,7 +34,8 @@ CONDITIONER = "text_conditioner"
 
 
 NETWORKS: dict[str, Network] = {
-    "transformer": anima_dit.NETWORK,
+    # mflux saves its authors' names
+    "transformer": replace(anima_dit.NETWORK, rename=anima_names.rename, mflux_signs=(anima_names.SIGN,)),
     "text_encoder": replace(qwen.QWEN3, stated={"taps": ()}),  # its states are those after the final norm
     CONDITIONER: anima_conditioner.NETWORK,
     "vae": qwen_vae.NETWORK,
@@ -72,11 +76,19 @@ def parts_of(header: Header) -> Collection[str]:
 
 
 def _given(source: Source) -> Given:
-    """Return the parts that the user gives; the file of a transformer has the text conditioner too."""
+    """Return the parts that the user gives; a transformer's file, and its folder of mflux, has the text conditioner
+    too."""
     parts = dict(source.options.parts)
-    transformer = parts.get("transformer")
-    inside = transformer is not None and is_file(transformer) and has_conditioner(peek(transformer))
+    by_mflux = is_folder(source.path) and not is_file(model_index(source.path))
+    transformer = parts.get("transformer", source.path / "transformer" if by_mflux else None)
+    inside = transformer is not None and any(has_conditioner(peek(file)) for file in find_files(transformer).files)
     return parts | ({CONDITIONER: transformer} if inside and transformer else {})
+
+
+def _networks(source: Source) -> Mapping[str, Network]:
+    """Return the networks, the text conditioner's with the names that it has beside the transformer's."""
+    beside = replace(anima_conditioner.NETWORK, rename=lambda key: key if key.startswith(INSIDE) else None)
+    return NETWORKS | ({CONDITIONER: beside} if CONDITIONER in source.given else {})
 
 
 def _tokenizers(source: Source, parts: Mapping[str, Component]) -> dict[str, TokenizerFiles]:
@@ -103,6 +115,7 @@ OPENING = Opening(
     model=lambda source: BASE.name,
     given=_given,
     inside=parts_of,
+    networks_of=_networks,
     tokenizers=_tokenizers,
     notes={CONDITIONER: ", with the file of a transformer that has it"},
     complete=_complete,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from qwenimg.common.base.config import model_index, read_json
+from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux3 import references
 from qwenimg.common.families.flux3.checkpoint import FITS, LAYOUTS, NETWORKS, OPENING, distilled, model_of
@@ -64,7 +65,9 @@ def _not_trained(checkpoint: Checkpoint) -> str:
 
 
 def _described(folder: Path) -> str:
-    base = " base" if read_json(model_index(folder)).get("_class_name") == _BASE else ""
+    index = model_index(folder)  # a folder of mflux has none
+    named = is_file(index) and read_json(index).get("_class_name") == _BASE
+    base = " base" if named or (not is_file(index) and model_of(folder / "transformer") == BASE.name) else ""
     return f"FLUX.3 Image Klein{base}, text and reference images to image; license: {LICENSE}"
 
 

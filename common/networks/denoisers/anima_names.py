@@ -39,6 +39,7 @@ PARTS = {
     ".ff.net.2.": ".mlp.layer2.",
 }
 """The authors' parts of names within a block, by those of diffusers."""
+SIGN = "blocks.0.adaln_modulation_self_attn.1.weight"
 
 
 def authors_name(name: str) -> str:
@@ -48,6 +49,15 @@ def authors_name(name: str) -> str:
     for part, theirs in PARTS.items():
         name = name.replace(part, theirs)
     return name
+
+
+def rename(key: str) -> str | None:
+    """Return the manifest key of a file's key, in diffusers' names or its authors'; None for the text's network."""
+    ours = next((ours for ours, theirs in STARTS.items() if key.startswith(theirs)), "")
+    key = ours + key.removeprefix(STARTS[ours]) if ours else key
+    for part, theirs in PARTS.items():
+        key = key.replace(theirs, part)
+    return None if key.startswith(INSIDE) else key
 
 
 def _config(stored: StoredShapes, like: AnimaConfig) -> AnimaConfig:
@@ -74,7 +84,7 @@ LAYOUTS = Layouts(
     rows=(
         Layout(
             names="its authors' names, as ComfyUI has it",
-            signs=("x_embedder.proj.1.weight", "blocks.0.adaln_modulation_self_attn.1.weight"),
+            signs=("x_embedder.proj.1.weight", SIGN),
             place=lambda name, config: Place(authors_name(name)),
         ),
         Layout(names="diffusers' names", signs=("patch_embed.proj.weight", "time_embed.t_embedder.linear_1.weight")),
