@@ -25,7 +25,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.anima.checkpoint import CONDITIONER
 from qwenimg.common.hub.describe import describe
-from qwenimg.common.networks.denoisers import anima_dit, anima_names
+from qwenimg.common.networks.denoisers import anima_dit
 from qwenimg.common.networks.encoders import anima_conditioner, qwen
 from qwenimg.common.networks.vaes import qwen_vae
 
@@ -150,7 +150,7 @@ def entries(prefix: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
     model = registry.published(catalog.KNOWN["anima"])
     assert model is not None
     configs = {part: one.config for part, one in model.checkpoint.components.items()}
-    shapes = {anima_names.authors_name(key): one for key, one in anima_dit.manifest(configs["transformer"]).items()}
+    shapes = {anima_dit.authors_name(key): one for key, one in anima_dit.manifest(configs["transformer"]).items()}
     shapes |= anima_conditioner.manifest(configs[CONDITIONER])
     made = {prefix + key: shape for key, shape in shapes.items()} | {f"{prefix}pos_embedder.seq": (240,)}
     return {key: ("BF16", shape, 2) for key, shape in made.items()}

@@ -22,7 +22,7 @@ from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import describe_lora
 from qwenimg.common.networks.denoisers import (
-    anima_names,
+    anima_dit,
     aura_dit,
     aura_names,
     chroma_names,
@@ -63,7 +63,7 @@ AUTHORS = {
     "pixart": lambda name: pixart_names.place(pixart_dit.rename(name)),
     "sana": lambda name: sana_names.place(sana_dit.rename(name), sana_dit.SanaConfig()),
     "hunyuan": lambda name: hunyuan_names.place(hunyuan_dit.rename(name)),
-    "anima": lambda name: Place(anima_names.authors_name(name)),
+    "anima": lambda name: Place(anima_dit.authors_name(name)),
 }
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",),
         "flux2-dev": ("flux", "flux2"), "flux3": ("flux", "flux3"), "longcat": ("flux",), "ovis": ("flux", "ovis"),

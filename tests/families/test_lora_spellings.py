@@ -171,6 +171,9 @@ def test_layers_that_diffusers_fuses(model: tuple[str, Path, Names], tmp_path: P
         fused[name] = joined(modules)
         split |= dict(zip(parts, parted(modules), strict=True))
     print(f"{kind}: {', '.join(sorted({name.rpartition('.')[2] for name in fused}))}")
+    assert fused or kind == "krea2", "whose queries share keys: none are fused"
+    if not fused:
+        return
     for form in (lambda path, role: f"{denoiser(kind)}.{path}", lambda path, role: f"lora_unet_{flat(path)}"):
         assert same(spelled(fused, form), usual(kind, split), names, tmp_path) == len(split)
 
@@ -183,6 +186,8 @@ def test_split_layers_count_beside_a_fused_one(model: tuple[str, Path, Names], t
         outputs, inputs = there[parts[0]]
         fused[name] = cases.lora((outputs * len(parts), inputs), 1000 + i)
         split |= {part: cases.lora(there[part], 10 * i + j) for j, part in enumerate(parts)}
+    if not fused and kind == "krea2":
+        return
     expected = usual(kind, split)
     both = usual(kind, fused) | expected
     if kind == "z-image":  # the authors' layers too, all of an attention's

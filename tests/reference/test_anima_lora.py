@@ -18,7 +18,7 @@ from support.tiny_anima import tiny_conditioner, tiny_dit
 import qwenimg
 from qwenimg.common.families import registry
 from qwenimg.common.families.anima.checkpoint import CONDITIONER
-from qwenimg.common.networks.denoisers import anima_names
+from qwenimg.common.networks.denoisers import anima_dit
 from qwenimg.common.parts import lora_layers
 from qwenimg.common.weights.loras.lora_names import find
 
@@ -36,7 +36,7 @@ def layers(part: str) -> dict[str, torch.nn.Linear]:
 def authors(part: str, path: str) -> str:
     if part == CONDITIONER:
         return f"llm_adapter.{path}"
-    return anima_names.authors_name(f"{path}.weight").removesuffix(".weight")
+    return anima_dit.authors_name(f"{path}.weight").removesuffix(".weight")
 
 
 def flat(path: str) -> str:

@@ -17,7 +17,7 @@ from support.relative import relative, relative_float32
 from support.tiny_anima import CONDITIONER, DIT, tiny_conditioner, tiny_dit, transformer_file
 
 from qwenimg import backends
-from qwenimg.common.networks.denoisers import anima_conditioning, anima_dit, anima_names
+from qwenimg.common.networks.denoisers import anima_conditioning, anima_dit
 from qwenimg.common.networks.encoders import anima_conditioner
 from qwenimg.common.numbers.packing import pack
 from qwenimg.common.parts.components import open_component, read_config
@@ -287,5 +287,5 @@ def test_names() -> None:
 
     model = tiny_dit()
     file, manifest = transformer_file(model), anima_dit.manifest(anima_dit.AnimaConfig(**DIT))
-    assert {anima_names.authors_name(name) for name in manifest} == file.keys()
+    assert {anima_dit.authors_name(name) for name in manifest} == file.keys()
     assert converted({f"net.{name}": value for name, value in file.items()}).keys() == manifest.keys()

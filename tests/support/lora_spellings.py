@@ -24,6 +24,13 @@ TEXTS: dict[str, dict[str, str]] = {
     "qwen21": {"text_encoder": "text_encoders.qwen3vl_8b.transformer.model."},
     "z-image": {"text_encoder": "text_encoders.qwen3_4b.transformer.model."},
     "flux2-klein": {"text_encoder": "text_encoders.qwen3_8b.transformer.model."},
+    "flux2-dev": {"text_encoder": "text_encoders.mistral3_24b.transformer.model."},
+    "flux3-base": {"text_encoder": "text_encoders.qwen3vl_4b.transformer.model."},
+    "longcat": {"text_encoder": "text_encoders.qwen25_7b.transformer.model."},
+    "chroma": {"text_encoder": "text_encoders.t5xxl.transformer."},
+    "ernie": {"text_encoder": "text_encoders.ministral3_3b.transformer.model."},
+    "krea2": {"text_encoder": "text_encoders.qwen3vl_4b.transformer.model."},
+    "anima": {"text_encoder": "text_encoders.qwen3_06b.transformer.model."},
     "flux-dev": {
         "text_encoder": "text_encoders.clip_l.transformer.text_model.",
         "text_encoder_2": "text_encoders.t5xxl.transformer.",

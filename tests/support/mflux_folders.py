@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import torch
 
-from qwenimg.common.networks.denoisers.anima_names import authors_name
+from qwenimg.common.networks.denoisers.anima_dit import authors_name
 from support.folder_tensors import tensors
 
 CLIP, T5 = "text_encoder", "text_encoder_2"

@@ -34,8 +34,7 @@ CONDITIONER = "text_conditioner"
 
 
 NETWORKS: dict[str, Network] = {
-    # mflux saves its authors' names
-    "transformer": replace(anima_dit.NETWORK, rename=anima_names.rename, mflux_signs=(anima_names.SIGN,)),
+    "transformer": anima_dit.NETWORK,
     "text_encoder": replace(qwen.QWEN3, stated={"taps": ()}),  # its states are those after the final norm
     CONDITIONER: anima_conditioner.NETWORK,
     "vae": qwen_vae.NETWORK,

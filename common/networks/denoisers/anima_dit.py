@@ -22,6 +22,7 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.encoders.anima_conditioner import INSIDE
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "CosmosTransformer3DModel"
@@ -31,6 +32,34 @@ NORM_EPS = 1e-6  # of the norms of the stream and of the time
 HEAD_EPS = 1e-5  # of the norms of queries and keys
 MODULATED = ("norm1", "norm2", "norm3")  # the modulations of a block
 _SWITCHED_OFF = ("extra_pos_embed_type", "use_crossattn_projection", "img_context_dim_in")
+
+
+STARTS = {
+    "patch_embed.proj.": "x_embedder.proj.1.",
+    "time_embed.t_embedder.": "t_embedder.1.",
+    "time_embed.norm.": "t_embedding_norm.",
+    "transformer_blocks.": "blocks.",
+    "norm_out.linear_": "final_layer.adaln_modulation.",
+    "proj_out.": "final_layer.linear.",
+}
+"""The authors' starts of names, by those of diffusers."""
+PARTS = {
+    ".norm1.linear_": ".adaln_modulation_self_attn.",
+    ".norm2.linear_": ".adaln_modulation_cross_attn.",
+    ".norm3.linear_": ".adaln_modulation_mlp.",
+    ".attn1.": ".self_attn.",
+    ".attn2.": ".cross_attn.",
+    ".to_q.": ".q_proj.",
+    ".to_k.": ".k_proj.",
+    ".to_v.": ".v_proj.",
+    ".to_out.0.": ".output_proj.",
+    ".norm_q.": ".q_norm.",
+    ".norm_k.": ".k_norm.",
+    ".ff.net.0.proj.": ".mlp.layer1.",
+    ".ff.net.2.": ".mlp.layer2.",
+}
+"""The authors' parts of names within a block, by those of diffusers."""
+_SIGN = "blocks.0.adaln_modulation_self_attn.1.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +148,24 @@ def _attention(dim: int, context: int, head_dim: int) -> Manifest:
     )
 
 
+def authors_name(name: str) -> str:
+    """Return the authors' name of a parameter."""
+    ours = next(start for start in STARTS if name.startswith(start))
+    name = STARTS[ours] + name.removeprefix(ours)
+    for part, theirs in PARTS.items():
+        name = name.replace(part, theirs)
+    return name
+
+
+def rename(key: str) -> str | None:
+    """Return the manifest key of a file's key, in diffusers' names or its authors'; None for the text's network."""
+    ours = next((ours for ours, theirs in STARTS.items() if key.startswith(theirs)), "")
+    key = ours + key.removeprefix(STARTS[ours]) if ours else key
+    for part, theirs in PARTS.items():
+        key = key.replace(theirs, part)
+    return None if key.startswith(INSIDE) else key
+
+
 def cached_blocks(config: AnimaConfig) -> CachedBlocks:
     """Return all blocks but the first."""
     paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
@@ -152,5 +199,7 @@ NETWORK = Network(
         Block(name="head", paths=re.compile("norm_out|proj_out")),
         Block(name="model", paths=re.compile("")),
     ),
+    rename=rename,
+    mflux_signs=(_SIGN,),  # mflux has its authors' names
     architectures=frozenset({"cosmos"}),
 )

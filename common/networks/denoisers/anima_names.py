@@ -9,55 +9,10 @@ from dataclasses import asdict
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import anima_dit
-from qwenimg.common.networks.denoisers.anima_dit import PATCH, AnimaConfig
+from qwenimg.common.networks.denoisers.anima_dit import PATCH, AnimaConfig, authors_name
 from qwenimg.common.networks.encoders.anima_conditioner import INSIDE
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
 from qwenimg.common.weights.keys import Place
-
-STARTS = {
-    "patch_embed.proj.": "x_embedder.proj.1.",
-    "time_embed.t_embedder.": "t_embedder.1.",
-    "time_embed.norm.": "t_embedding_norm.",
-    "transformer_blocks.": "blocks.",
-    "norm_out.linear_": "final_layer.adaln_modulation.",
-    "proj_out.": "final_layer.linear.",
-}
-"""The authors' starts of names, by those of diffusers."""
-PARTS = {
-    ".norm1.linear_": ".adaln_modulation_self_attn.",
-    ".norm2.linear_": ".adaln_modulation_cross_attn.",
-    ".norm3.linear_": ".adaln_modulation_mlp.",
-    ".attn1.": ".self_attn.",
-    ".attn2.": ".cross_attn.",
-    ".to_q.": ".q_proj.",
-    ".to_k.": ".k_proj.",
-    ".to_v.": ".v_proj.",
-    ".to_out.0.": ".output_proj.",
-    ".norm_q.": ".q_norm.",
-    ".norm_k.": ".k_norm.",
-    ".ff.net.0.proj.": ".mlp.layer1.",
-    ".ff.net.2.": ".mlp.layer2.",
-}
-"""The authors' parts of names within a block, by those of diffusers."""
-SIGN = "blocks.0.adaln_modulation_self_attn.1.weight"
-
-
-def authors_name(name: str) -> str:
-    """Return the authors' name of a parameter."""
-    ours = next(start for start in STARTS if name.startswith(start))
-    name = STARTS[ours] + name.removeprefix(ours)
-    for part, theirs in PARTS.items():
-        name = name.replace(part, theirs)
-    return name
-
-
-def rename(key: str) -> str | None:
-    """Return the manifest key of a file's key, in diffusers' names or its authors'; None for the text's network."""
-    ours = next((ours for ours, theirs in STARTS.items() if key.startswith(theirs)), "")
-    key = ours + key.removeprefix(STARTS[ours]) if ours else key
-    for part, theirs in PARTS.items():
-        key = key.replace(theirs, part)
-    return None if key.startswith(INSIDE) else key
 
 
 def _config(stored: StoredShapes, like: AnimaConfig) -> AnimaConfig:
@@ -84,7 +39,7 @@ LAYOUTS = Layouts(
     rows=(
         Layout(
             names="its authors' names, as ComfyUI has it",
-            signs=("x_embedder.proj.1.weight", SIGN),
+            signs=("x_embedder.proj.1.weight", "blocks.0.adaln_modulation_self_attn.1.weight"),
             place=lambda name, config: Place(authors_name(name)),
         ),
         Layout(names="diffusers' names", signs=("patch_embed.proj.weight", "time_embed.t_embedder.linear_1.weight")),

@@ -12,7 +12,7 @@ _CLIP_L, _CLIP_G, _T5 = (
     "text_encoders_clip_g_transformer_",
     "text_encoders_t5xxl_transformer_",
 )
-_STARTS = ("model.", "model.language_model.")  # of a language model's names
+_STARTS = ("model.", "model.language_model.", "language_model.", "language_model.model.")  # of a language model's names
 _ANY = ("text_encoders_transformer_", r"text_encoders_\w+?_transformer_")  # of the only text encoder
 _POSITIONS, _PROJECTED, _EMBEDDED = (
     "embeddings.position_embedding.weight",
