@@ -9,6 +9,8 @@ import write_models as tool
 from doc_tables import DOCS, table
 
 from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.part_file import ModelFile
+from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.hub.forecast import NO_MODELS
 
 
@@ -28,3 +30,22 @@ def test_the_page_has_the_table_of_the_command(monkeypatch: pytest.MonkeyPatch, 
     rows = tool.rows()
     assert block == table(tool.HEADS, rows), "run: python tools/write_models.py"
     assert {row[0].strip("`") for row in rows} | set(NO_MODELS) == KNOWN.keys()
+
+
+def test_the_page_has_a_row_of_each_family() -> None:
+    """With the files that it reads besides, and its precisions. ERNIE-Image, Krea 2 and Anima had none."""
+    page = (DOCS / tool.PAGE).read_text(encoding="utf-8")
+    [rows] = re.findall(r"\| family \| files besides .*\n(?:\|.*\n)+", page)
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows.splitlines()[2:]]
+    for family in FAMILIES:
+        title = family.title.lower()
+        own = [row for row in cells if row[0].lower().startswith(title)]
+        own = [row for row in own if row[0][len(title) : len(title) + 1] in ("", ",", " ", "1", "-")]
+        assert own, f"{family.title} has no row"
+        files = ", ".join(row[1] for row in own)
+        assert ("mflux" in files) == bool(family.networks[0].mflux_signs) or title == "flux.2 dev", family.title
+        if family.name != "stable-diffusion":
+            merged = any(isinstance(one, ModelFile) for one in family.files)
+            assert ("merged" in files or "single files" in files) == merged, family.title
+        takes_half = not {"fp16", "float16"} & set(family.precision.refused)
+        assert any("all" in row[2] or "`fp16`" in row[2] for row in own) == takes_half, family.title
