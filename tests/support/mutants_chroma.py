@@ -126,7 +126,7 @@ def guidance_shortened(patch: Patch) -> None:
     patch.set(Chroma, "guidance", replace(Chroma.guidance, formula=formula))
 
 
-_ALL = (
+MUTANTS = (
     Mutant(approximator_without_residual, "the approximator without its inner layers"),
     Mutant(approximator_norm_eps, "the approximator's epsilon 0.1"),
     Mutant(vectors_one_off, "vectors of modulation one off"),
@@ -163,7 +163,6 @@ _ALL = (
     *shared.NOISE_LEVELS,
     *shared.SCALED_AND_DECODED,
 )
-MUTANTS = tuple(replace(mutant, refused=(*mutant.refused, "fp16")) for mutant in _ALL)
 
 
 def judge(tiny: Mapping[str, Path], scratch: Path) -> Judge:
