@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.family_cases import BACKENDS
+from support.family_cases import BACKENDS, SEEN, see_few_pixels
 from support.opened_parts import open_part
 from support.recipe_cases import recipe_from_png
 from support.relative import relative
@@ -33,9 +33,12 @@ LATENTS = 1e-4  # relative L2 of the final latents of both backends in float32
 # A share for each tiny model, whose weights are random, that some calls stay below and some do not.
 SHARES = {
     "qwen": 0.9, "sd3": 0.9, "z-image": 0.9, "flux2-base": 1.0, "sd15": 0.1, "pixart": 0.5, "auraflow": 1.0,
-    "sana": 0.5, "hunyuan": 0.7, "sd21": 0.2, "sdxl": 0.3,
+    "sana": 0.5, "hunyuan": 0.7, "sd21": 0.2, "sdxl": 0.3, "longcat": 0.8, "chroma": 0.9, "ernie": 0.8, "krea2": 0.9,
+    "anima": 0.4, "flux2-dev": 0.9,
 }  # fmt: skip
 LIKE_OTHERS = ("sd21", "sdxl")
+LISTED = ("flux3-base", "flux3-klein", "flux2-kv", "longcat-edit")
+"""Whose calls differ by more than they are at most allowed to, or which need a picture: by a list of calls."""
 
 Opened = Callable[[str, str], Pipeline]
 
@@ -70,6 +73,20 @@ def test_both_backends_reuse_in_the_same_calls(opened: Opened, kind: str) -> Non
     assert cached(made[0]) == cached(made[1]) and 0 < len(cached(made[0])) < ASKED["steps"]
     assert error <= LATENTS
     assert relative(made[0].latents, whole.latents) > 10 * LATENTS  # else nothing was reused
+
+
+@pytest.mark.parametrize("kind", LISTED)
+@pytest.mark.sample(0)
+def test_both_backends_reuse_in_calls_of_a_list(opened: Opened, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    see_few_pixels(monkeypatch)
+    picture = {"image": SEEN} if kind in ("longcat-edit", "flux2-kv") else {}
+    listed = {"cached_calls": "3,4,7"}
+    made = [opened(kind, backend)(PROMPT, **ASKED, **picture, **listed) for backend in BACKENDS]
+    whole = opened(kind, "cpu")(PROMPT, **ASKED, **picture)
+    error = relative(made[1].latents, made[0].latents)
+    print(f"{kind}: {made[0].recipe['step_cache_effect']}; both backends {error:.1e}")
+    assert cached(made[0]) == cached(made[1]) == {3, 4, 7} and error <= LATENTS
+    assert relative(made[0].latents, whole.latents) > 10 * LATENTS
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
