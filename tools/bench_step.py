@@ -6,6 +6,7 @@
     python tools/bench_step.py flux z-image                       # a few layers, 256 + 40 tokens
     python tools/bench_step.py flux --device cuda --tokens 4096+512 --dtypes bf16
     python tools/bench_step.py sdxl --device cuda --tokens 16384+77 --dtypes bf16 fp16
+    python tools/bench_step.py sd15 --peer openvino --threads 1   # OpenVINO on a CPU: our network as it compiles it
     python tools/bench_step.py sd15-controlnet --threads 1        # the UNet and a ControlNet, 32 x 32 latents
 
 A step here is one forward of the whole model: for one branch, with `--cfg` for two in one batch, as Stable Diffusion's
@@ -34,6 +35,7 @@ from typing import Any
 import bench
 import numpy as np
 import torch
+from against import openvino_arm as openvino
 from bench import Arm
 from random_model import write
 
@@ -122,8 +124,9 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Case(Part):
-    """A model with few layers. `theirs` and `ours` make a step of a model, latents, text and pooled text; with a
-    `control` they get its network after the model."""
+    """A model with few layers. `theirs` makes a step of a model, latents, text and pooled text, `ours` the same as a
+    function of the latents, these latents, and a function that makes its result numpy; with a `control` they get its
+    network after the model."""
 
     family: str
     control: Part | None = None
@@ -131,7 +134,7 @@ class Case(Part):
     text: int  # channels
     pooled: int = 1
     theirs: Callable[..., Step]
-    ours: Callable[..., tuple[Step, Callable[[Any], np.ndarray]]]
+    ours: Callable[..., tuple[Callable[[Any], Any], Any, Callable[[Any], np.ndarray]]]
     inside: Callable[..., Step] | None = None  # as `ours`: a step that makes all anew
     patch: int = 2  # latents of a side of a token
     latents: int = 16  # channels of latents that are in patches
@@ -185,7 +188,7 @@ def _flux_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarra
         )
         modulation = component.modulate(*features, [engine.array(pooled) if pooled.shape[1] > 1 else None])
     condition, x = component.condition(engine.array(text), [(h // 2, w // 2)]), engine.array(packing.pack(latents))
-    return lambda: component.predict(x, (modulation, 0), condition), lambda y: engine.numpy(y)
+    return lambda x: component.predict(x, (modulation, 0), condition), x, lambda y: engine.numpy(y)
 
 
 # FLUX.2 and FLUX.3
@@ -206,7 +209,7 @@ def _flux2_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarr
         features = flux2_conditioning.time_rows(component.config, 1000 * SIGMA, "float32", *guidance)
     condition = component.condition(engine.array(text), ([latents.shape[2:]], []))
     x = engine.array(packing.tokens(latents))
-    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+    return lambda x: component.predict(x, features, condition), x, lambda y: engine.numpy(y)
 
 
 def _flux3_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
@@ -229,7 +232,7 @@ def _sd3_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray
     h, w = latents.shape[2:]
     modulation = component.modulate(sd3_conditioning.time_rows([1000 * SIGMA]), [pooled])
     condition, x = component.condition(text, (h // 2, w // 2)), engine.array(latents)
-    return lambda: component.predict(x, (modulation, 0), condition), lambda y: engine.numpy(y)
+    return lambda x: component.predict(x, (modulation, 0), condition), x, lambda y: engine.numpy(y)
 
 
 # Z-Image
@@ -246,7 +249,8 @@ def _zimage_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndar
     features = zimage_conditioning.time_row(1000 * SIGMA, "float32")
     x = engine.array(packing.pack(latents, channels_last=True))
     return (
-        lambda: component.predict(x, features, condition),
+        lambda x: component.predict(x, features, condition),
+        x,
         lambda y: packing.unpack(engine.numpy(y), h, w, channels_last=True)[0],
     )
 
@@ -262,7 +266,7 @@ def _aura_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarra
     modulation = component.modulate(aura_conditioning.time_rows([1000 * SIGMA]))
     condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
     x = engine.array(latents)
-    return lambda: component.predict(x, (modulation, 0), condition), lambda y: engine.numpy(y)[0]
+    return lambda x: component.predict(x, (modulation, 0), condition), x, lambda y: engine.numpy(y)[0]
 
 
 # Lumina-Image 2.0
@@ -276,7 +280,7 @@ def _lumina_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
 def _lumina_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
     features, x = lumina_conditioning.time_row(1000 * SIGMA), engine.array(latents)
-    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
+    return lambda x: component.predict(x, features, condition), x, lambda y: engine.numpy(y)[0]
 
 
 # PixArt
@@ -290,7 +294,7 @@ def _pixart_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
 def _pixart_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     condition = component.condition(engine.array(text), (latents.shape[2] // 2, latents.shape[3] // 2))
     features, x = pixart_conditioning.time_row(1000 * SIGMA), engine.array(latents)
-    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
+    return lambda x: component.predict(x, features, condition), x, lambda y: engine.numpy(y)[0]
 
 
 # Hunyuan-DiT
@@ -334,7 +338,7 @@ def _sana_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
 def _sana_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
     condition = component.condition(engine.array(text), latents.shape[2:])
     features, x = sana_conditioning.time_rows(component.config, 1000 * SIGMA, GUIDANCE), engine.array(latents)
-    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
+    return lambda x: component.predict(x, features, condition), x, lambda y: engine.numpy(y)[0]
 
 
 # Models whose text is made for the step by the condition, and whose latents are packed: Anima, ERNIE-Image, Krea 2
@@ -374,7 +378,7 @@ def _one_stream_ours(component: Any, engine: Any, latents: np.ndarray, text: np.
         features = conditioning.time_row(component.config, 1000 * SIGMA, "float32")
         grid, x = (h // 2, w // 2), packing.pack(latents)
     condition, tokens = component.condition(engine.array(text), grid), engine.array(x)
-    return lambda: component.predict(tokens, features, condition), lambda y: engine.numpy(y)
+    return lambda x: component.predict(x, features, condition), tokens, lambda y: engine.numpy(y)
 
 
 # Qwen-Image-2.1, which sees a picture like the latents behind the first words
@@ -417,7 +421,7 @@ def _qwen21_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndar
     places = [(QWEN21_WORDS, h // 2, w // 2)]
     condition = component.condition(engine.array(states.numpy()), ((h, w), places, [x]))
     features = qwen21_conditioning.time_row(1000 * SIGMA, "float32")
-    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+    return lambda x: component.predict(x, features, condition), x, lambda y: engine.numpy(y)
 
 
 # Qwen-Image, which sees as many pictures like the latents as it is told
@@ -443,7 +447,7 @@ def _qwen_ours(
     tokens, given = _qwen_given(engine, latents, text, pictures)
     modulation = component.modulate(qwen_conditioning.time_rows(component.config, [1000 * SIGMA], "float32"))
     condition = component.condition(*given)
-    return lambda: component.predict(tokens, (modulation, 0), condition), lambda y: engine.numpy(y)
+    return lambda x: component.predict(x, (modulation, 0), condition), tokens, lambda y: engine.numpy(y)
 
 
 def _qwen_inside(
@@ -515,7 +519,7 @@ def _unet_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarra
         addition = np.concatenate((pooled, rows), axis=1)
     features = _sinusoids_of(np.array([SD_TIME]), config.time_channels)
     condition, x = component.condition(text, addition), engine.array(latents)
-    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+    return lambda x: component.predict(x, features, condition), x, lambda y: engine.numpy(y)
 
 
 def _picture(latents: Any) -> np.ndarray:
@@ -544,10 +548,10 @@ def _controlled_ours(
     of_net = net.condition(text, (None, len(text)), engine.array(_picture(latents)))
     scales = [1.0] * (len(net.config.skips) + 1)
 
-    def step() -> Any:
+    def step(x: Any) -> Any:
         return component.predict(x, features, condition, [net.predict(x, features, of_net, scales)])
 
-    return step, lambda y: engine.numpy(y)
+    return step, x, lambda y: engine.numpy(y)
 
 
 # What peers of several models take
@@ -818,17 +822,27 @@ def oracle_arm(case: Case, models: torch.nn.ModuleList, given: Inputs) -> Arm:
     return bench.peer_arm("diffusers", models, step)
 
 
-def our_arms(case: Case, engine: Any, plans: Sequence[LoadPlan], policy: str, given: Inputs) -> list[Arm]:
-    """`ours`, and `ours, all inside` on the same weights where the case has it."""
+def openvino_arm(case: Case, engine: Any, plans: Sequence[LoadPlan], given: Inputs) -> Arm:
+    predict, x, unpacked = case.ours(*_opened(case, engine, plans, "fp32"), engine, *given)
+    step = openvino.compiled(predict, x)
+    return Arm("OpenVINO", step, lambda y: unpacked(torch.from_numpy(y)))
+
+
+def _opened(case: Case, engine: Any, plans: Sequence[LoadPlan], policy: str) -> list[Any]:
     precision = bases(case.kind)[policy]
-    components = [
+    return [
         engine.open(part.network.name, part.config, plan.stored(precision), precision)
         for part, plan in zip(case.parts, plans, strict=True)
     ]
-    step, unpacked = case.ours(*components, engine, *given)
+
+
+def our_arms(case: Case, engine: Any, plans: Sequence[LoadPlan], policy: str, given: Inputs) -> list[Arm]:
+    """`ours`, and `ours, all inside` on the same weights where the case has it."""
+    components = _opened(case, engine, plans, policy)
+    predict, x, unpacked = case.ours(*components, engine, *given)
     name = bench.our_name(engine, policy)
     weights = sum(size for component in components for size in bench.parameter_bytes(component.model))
-    arms = [Arm(name, lambda: bench.evaluated(engine, step()), unpacked, weights)]
+    arms = [Arm(name, lambda: bench.evaluated(engine, predict(x)), unpacked, weights)]
     if case.inside:
         again = case.inside(*components, engine, *given)
         weights = sum(size for component in components for size in bench.parameter_bytes(component.model))
@@ -854,10 +868,13 @@ def measure(name: str, case: Case, options: argparse.Namespace, folder: Path) ->
     engines = [qwenimg.backends.load(name) for name in [options.device, "mlx"][: 1 + (options.backend == "mlx")]]
     tables = []
     for dtype in options.dtypes or case.dtypes:
-        model = oracles(case, files, bench.DTYPES[dtype], options.device)
+        model = None if options.peer == "openvino" else oracles(case, files, bench.DTYPES[dtype], options.device)
         for (image, text), one, reference in zip(sizes, given, references, strict=True):
             plans = [planned(case, part, file) for part, file in zip(case.parts, files, strict=True)]
-            arms = [oracle_arm(case, model, one)]
+            if options.peer == "openvino":
+                arms = [openvino_arm(case, engines[0], plans, one)]
+            else:
+                arms = [oracle_arm(case, model, one)]
             for engine in engines:
                 for policy in bench.POLICIES[dtype]:
                     arms += our_arms(case, engine, plans, policy, one)
@@ -885,12 +902,17 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="default: torch's")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of torch")
     parser.add_argument("--backend", choices=("torch", "mlx"), default="torch", help="mlx: MLX's arms as well")
+    parser.add_argument("--peer", choices=("diffusers", "openvino"), default="diffusers", help="openvino: in float32")
     parser.add_argument("--cfg", action="store_true", help="two branches in one batch, of Qwen-Image")
     options = parser.parse_args()
     if options.size:
         options.tokens = [*(options.tokens or []), f"{(options.size // 16) ** 2}+64"]
     if unknown := [name for name in options.models if name not in known]:
         parser.error(f"no model {unknown[0]}; choose of {', '.join(known)}")
+    if options.peer == "openvino" and (options.device != "cpu" or {*(options.dtypes or ["fp32"])} != {"fp32"}):
+        parser.error("--peer openvino is for --device cpu and --dtypes fp32")
+    if options.peer == "openvino":
+        options.dtypes = ["fp32"]
     if options.cfg and any(known[name].branches == 1 and name != "qwen" for name in options.models):
         parser.error("--cfg is for qwen")
     return options

@@ -94,10 +94,10 @@ def ours(case: Case, engine: Any, files: list[Path], given: Any, factors: Arrays
     adapters.attach(component)
     target = engine.array(target_of(shape))
     with adapters.learning():
-        step, _ = case.ours(component, engine, *given)
+        step, x, _ = case.ours(component, engine, *given)
 
     def loss() -> Any:
-        difference = step().reshape(shape) - target
+        difference = step(x).reshape(shape) - target
         return (difference * difference).mean()
 
     def gradients() -> Any:

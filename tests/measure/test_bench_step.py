@@ -73,9 +73,8 @@ def narrow(name: str) -> bench_step.Case:
 @pytest.mark.parametrize("name", bench_step.cases())
 @pytest.mark.sample(1)
 def test_a_step_is_that_of_diffusers(tmp_path: Path, name: str) -> None:
-    options = argparse.Namespace(
-        tokens=["24+12"], dtypes=["fp32"], cfg=name == "qwen", layers=2, device="cpu", backend="mlx", runs=2
-    )
+    options = argparse.Namespace(tokens=["24+12"], dtypes=["fp32"], cfg=name == "qwen", layers=2, device="cpu",
+                                 backend="mlx", runs=2, peer="diffusers")  # fmt: skip
     [table] = bench_step.measure(name, narrow(name), options, tmp_path)
     peer, *ours = table["rows"]
     assert peer["arm"] == "diffusers" and len(ours) == (4 if name == "qwen" else 2)
