@@ -33,6 +33,11 @@ def on_gpu() -> bool:
     return mx.default_device().type == mx.DeviceType.gpu
 
 
+def compiles() -> bool:
+    """Return whether chains are compiled where nobody chose."""
+    return on_gpu() and "MLX_DISABLE_COMPILE" not in os.environ
+
+
 def fusing(wanted: bool | None) -> AbstractContextManager[None]:
     """Compile chains while the context is open if `wanted`, do not if False, or (None) do as suits the device."""
     if wanted and not on_gpu():
@@ -61,7 +66,7 @@ def fused(function: Callable[..., Array]) -> Callable[..., Array]:
     @wraps(function)
     def call(*arguments: Array) -> Array:
         setting = _fuses.get()
-        wanted = on_gpu() and "MLX_DISABLE_COMPILE" not in os.environ if setting is None else setting
+        wanted = compiles() if setting is None else setting
         if wanted and (counted := _counting.get()) is not None:
             return counted(function, arguments)
         return compiled()(*arguments) if wanted else function(*arguments)

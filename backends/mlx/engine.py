@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import compile, load, ops, stream
+from qwenimg.backends.mlx import compile, load, ops, shortcuts, stream
 from qwenimg.backends.mlx.blocks import NetworkBlocks
 from qwenimg.backends.mlx.kernel_files import kernel_files, name_gpu_folder
 from qwenimg.backends.mlx.ops import crossing, images
@@ -33,6 +33,7 @@ from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.group import Group, RankPlace
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.runtime.rates import Layer, Rates, Shapes
+from qwenimg.common.runtime.shortcuts import CompiledLook, ProductLook
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -185,6 +186,16 @@ class MLXEngine:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return observe(observer)
+
+    def compared_blocks(
+        self, opened: Any, modules: re.Pattern[str], look: CompiledLook
+    ) -> AbstractContextManager[None]:
+        on = getattr(opened, "fuses", None)
+        compiles = compile.compiles() if on is None else on
+        return shortcuts.compiled(opened.model, modules, look) if compiles else nullcontext()
+
+    def compared_products(self, opened: Any, look: ProductLook) -> AbstractContextManager[None]:
+        return shortcuts.products(opened.model, look)
 
     def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes, small: bool) -> float:
         return ops.layer_seconds(layer, ops.DTYPES[dtype], shapes, self.on_gpu)  # no threads to choose

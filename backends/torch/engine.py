@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import compile, load, ops, stream
+from qwenimg.backends.torch import compile, load, ops, shortcuts, stream
 from qwenimg.backends.torch.blocks import NetworkBlocks
 from qwenimg.backends.torch.ops import crossing, images
 from qwenimg.backends.torch.ops.cpu import multiplies
@@ -33,6 +33,7 @@ from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.group import Group, RankPlace
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.runtime.rates import Layer, Rates, Shapes
+from qwenimg.common.runtime.shortcuts import CompiledLook, ProductLook
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -48,6 +49,10 @@ def has_cuda() -> bool:
 
 def _processor() -> str:
     return f"CPU (torch, {counted(torch.get_num_threads(), 'thread')})"
+
+
+def _ignore(operation: str, path: str, result: Tensor) -> None:
+    """Observe nothing: an observer alone has every layer called, uncompiled and not fused with its neighbours."""
 
 
 class TorchEngine:
@@ -218,6 +223,16 @@ class TorchEngine:
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:
         with compile.eager(self._compiles), observe(observer):
+            yield
+
+    def compared_blocks(
+        self, opened: Any, modules: re.Pattern[str], look: CompiledLook
+    ) -> AbstractContextManager[None]:
+        return shortcuts.compiled(opened.model, look)
+
+    @contextmanager
+    def compared_products(self, opened: Any, look: ProductLook) -> Iterator[None]:
+        with self.observe(_ignore), shortcuts.products(opened.model, look):
             yield
 
     def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes, small: bool) -> float:

@@ -57,7 +57,8 @@ def bench(
 ) -> None:
     """Measure the time of an image by MODEL (a name, folder or file) on this machine, stage by stage.
 
-    The steady step is the slope between two numbers of steps, so that work that is done once does not count.
+    The steady step is the slope between two numbers of steps, so that work that is done once does not count. Another
+    picture, which is not timed, compares shortcuts with their plain form, as --check of generate does.
     """
     if steps <= _FEW:
         raise UsageError(f"--steps {steps}: the slope is taken from {_FEW} steps on; give more")
@@ -66,6 +67,7 @@ def bench(
     from qwenimg.cli import streams
     from qwenimg.common.hub.open_model import open_files
     from qwenimg.common.measure import bench as measuring
+    from qwenimg.common.parity import shortcuts
 
     backends.load(opening.backend)
     imported = time.perf_counter() - begun
@@ -86,6 +88,11 @@ def bench(
             stack.callback(pipe.close)
             return pipe
 
-        timings, _, _ = measuring.measure(opened, work, imported, begun)
-    text = measuring.as_json([timings], work) if as_json else "\n".join(measuring.lines([timings], work))
+        timings, _, pipe = measuring.measure(opened, work, imported, begun)
+        with shortcuts.checked(pipe) as check:
+            measuring.draw(pipe, work, _FEW)
+    if as_json:
+        text = measuring.as_json([timings], work, check.as_json())
+    else:
+        text = "\n".join([*measuring.lines([timings], work), *check.lines()])
     streams.put(text.encode() + b"\n")

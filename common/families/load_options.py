@@ -15,7 +15,6 @@ from qwenimg.common.base import arguments
 from qwenimg.common.base.amounts import parse_max
 from qwenimg.common.base.arguments import home, shown
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.prompts.wildcards import OFF
 from qwenimg.common.request.option import Option, option, options_of
 from qwenimg.common.request.parts import PARTS, components_of
 from qwenimg.common.runtime import compiling
@@ -46,6 +45,8 @@ _FILES = "Model's files"  # the second half of the section "Model" in the help
 
 
 def _check_wildcards(folders: tuple[Path, ...]) -> None:
+    from qwenimg.common.prompts.wildcards import OFF
+
     if OFF in map(str, folders) and len(folders) > 1:
         raise UsageError(f"--wildcards {OFF} draws prompts as text; leave the folders out, or write ./{OFF}")
 
@@ -99,6 +100,11 @@ class LoadOptions:
     fallback: bool = option(False, Option(
         help="if a value overflows, continue in a wider number format",
         call="where a value overflows, go on in the next dtype", section="Model", config=True,
+    ))  # fmt: skip
+    check: bool = option(False, Option(
+        help="compare the first step with a plain one: compiled blocks, kept keys, quantized weights, step cache",
+        call="compare compiled blocks, kept keys, quantized products and step cache with plain ones in the first step",
+        section="Model",
     ))  # fmt: skip
     quantize: str | None = option(None, Option(
         help="quantize weights to 8, 6 or 4 bits, or by part, such as text=8,transformer=4",

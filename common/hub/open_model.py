@@ -128,6 +128,8 @@ def open_pipeline(
             notify(*report)
         policies.parse(options.precision, on_gpu=False, kind=model.family.precision)  # before a framework is imported
         ready, built_in = engine(), model.path.known is catalog.BUILT_IN
+        if options.check and ready.group is not None:
+            raise UsageError("--check: the devices that share a picture are not compared; leave one of both out")
         if options.model is None and built_in:
             notify("notice", builtin.notice(model.checkpoint.parameters, real_model(ready)))
         error = exactness.float32_error(ready)
@@ -155,6 +157,10 @@ def open_pipeline(
         )
         if options.compile != "auto":
             pipeline.compile(options.compile)
+        if options.check:
+            from qwenimg.common.parity import shortcuts  # which no other run needs
+
+            shortcuts.watch(pipeline)
     return pipeline
 
 

@@ -148,8 +148,9 @@ def lines(arms: Sequence[Timings], work: Workload) -> list[str]:
     ]
 
 
-def as_json(arms: Sequence[Timings], work: Workload) -> str:
-    return json.dumps({**asdict(work), "arms": [asdict(arm) for arm in arms]})
+def as_json(arms: Sequence[Timings], work: Workload, checks: Sequence[dict[str, Any]]) -> str:
+    """Return the measurements as one JSON object. checks: the differences of shortcuts from their plain form."""
+    return json.dumps({**asdict(work), "arms": [asdict(arm) for arm in arms], "checks": checks})
 
 
 def _save_seconds(result: Result) -> float:

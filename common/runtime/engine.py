@@ -19,6 +19,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.group import Group
 from qwenimg.common.runtime.rates import Layer, Rates, Shapes
+from qwenimg.common.runtime.shortcuts import CompiledLook, ProductLook
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.runtime.traced import BlockRunner, Look
 from qwenimg.common.weights.plan import LoadPlan
@@ -307,6 +308,19 @@ class Engine(Protocol):
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` after every operation of the models while the context is open."""
+        ...
+
+    def compared_blocks(
+        self, opened: Any, modules: re.Pattern[str], look: CompiledLook
+    ) -> AbstractContextManager[None]:
+        """Call each compiled block of `opened`, at the paths `modules`, uncompiled too while the context is open, and
+        pass both results to `look`. A block that does not stay compiled, by its answer, is called uncompiled from then
+        on."""
+        ...
+
+    def compared_products(self, opened: Any, look: ProductLook) -> AbstractContextManager[None]:
+        """Pass each call of a layer of `opened` whose weight is quantized to `look` while the context is open, in which
+        nothing is compiled that would hide one."""
         ...
 
     def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes, small: bool) -> float:

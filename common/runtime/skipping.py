@@ -19,6 +19,7 @@ Reused: TypeAlias = Callable[[Array], "Array | None"]
 @dataclass
 class _Call:
     reused: Reused
+    threshold: float | None  # the largest change of the first block at which the output is reused; None: no such rule
     first: Array = None  # the stream behind the first block
     last: Array = None  # the stream behind the last block that has run
     output: Array | None = None  # the output of the cached blocks that is reused
@@ -40,10 +41,11 @@ class Skipping:
         for path in cached.paths:
             _hook(modules[path], self._other)
 
-    def run(self, predict: Callable[[], Array], reused: Reused) -> tuple[Array, Array]:
+    def run(self, predict: Callable[[], Array], reused: Reused, threshold: float | None = None) -> tuple[Array, Array]:
         """Run `predict`, and return the prediction and the output of the cached blocks. They are skipped if
-        `reused(update)`, called with the update of the block before them, returns an output to reuse."""
-        self._call = call = _Call(reused)
+        `reused(update)`, called with the update of the block before them, returns an output to reuse. threshold: its
+        rule's, for a comparison with the whole call."""
+        self._call = call = _Call(reused, threshold)
         try:
             result = predict()
         finally:
@@ -51,6 +53,23 @@ class Skipping:
         if call.output is None:
             call.output = self._started(call.last - call.first if self._cached.adds else call.last)
         return result, call.output
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the present call has skipped the cached blocks."""
+        return self._call is not None and self._call.result is not None
+
+    @property
+    def threshold(self) -> float | None:
+        return None if self._call is None else self._call.threshold
+
+    def whole(self, predict: Callable[[], Array]) -> Array:
+        """Run `predict` within a call, or outside of one, with all of its blocks."""
+        call, self._call = self._call, None
+        try:
+            return predict()
+        finally:
+            self._call = call
 
     def _first(self, block: OwnCall, *arguments: Any) -> Any:
         result, call = block(*arguments), self._call

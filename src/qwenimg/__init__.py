@@ -75,6 +75,7 @@ def load(
     compile: str = "auto",
     preset: str = "auto",
     fallback: bool = False,
+    check: bool = False,
     quantize: int | str | None = None,
     max_memory: str | int | None = None,
     cache_prompts: bool = False,
@@ -104,6 +105,7 @@ def load(
         compile: the denoiser, on or off; auto: where it costs next to nothing.
         preset: quality, balanced, fast, memory, or auto.
         fallback: where a value overflows, go on in the next dtype.
+        check: compare compiled blocks, kept keys, quantized products and step cache with plain ones in the first step.
         quantize: weights in 8, 6 or 4 bits, or text=8,transformer=4.
         max_memory: bytes or '12GB'; blocks that do not fit are streamed.
         cache_prompts: keep encoded prompts and instructions on the disk.

@@ -203,7 +203,8 @@ def test_an_option_is_whole(one: Option) -> None:
 def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
     """By the values of a command line and by those of a call."""
     said: dict[str, Any] = {
-        "model": "x", "backend": "cpu", "compile": "on", "preset": "fast", "precision": "fp32", "fallback": True,
+        "model": "x", "backend": "cpu", "compile": "on", "check": True, "preset": "fast",
+        "precision": "fp32", "fallback": True,
         "quantize": "8", "max_memory": "6GB", "cache_prompts": True, "offline": True, "models_dir": (tmp_path,),
         "wildcards": (tmp_path,), "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
         "ip_encoder": Path("e"), "preview_with": Path("p"), "rewrite_with": "w",

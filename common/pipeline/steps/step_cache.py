@@ -76,11 +76,11 @@ class StepCache:
             self.free()
             self._passes, self._phase = passes, self._phase + 1
         self.calls, self._reuses = self.calls + 1, None
-        outputs = dict[int, Array]()
+        outputs, threshold = dict[int, Array](), None if self.listed is not None else self.threshold
 
         def predicted(number: int, one: Pass, x: Array, sigma: float, control: Control) -> Array:
             call = partial(one, x, sigma, control)
-            prediction, outputs[number] = one.network.skipping.run(call, partial(self._reused, number))
+            prediction, outputs[number] = one.network.skipping.run(call, partial(self._reused, number), threshold)
             return prediction
 
         numbered = [partial(predicted, number, one) for number, one in enumerate(passes)]

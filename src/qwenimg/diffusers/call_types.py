@@ -110,6 +110,7 @@ class LoadKeywords(TypedDict, total=False):
     preset: str | None
     precision: str | None
     fallback: bool | None
+    check: bool | None
     quantize: int | str | None
     max_memory: str | int | None
     cache_prompts: bool | None

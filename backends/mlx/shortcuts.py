@@ -1,0 +1,75 @@
+"""Shortcuts of a model beside their plain form: blocks with compiled chains, and products of quantized weights."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+from typing import Any
+
+import mlx.nn
+import numpy as np
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.compile import fusing
+from qwenimg.backends.mlx.ops import crossing
+from qwenimg.backends.mlx.ops.quantized import QuantizedLinear
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor
+from qwenimg.common.runtime.shortcuts import CompiledCall, CompiledLook, ProductCall, ProductLook, even, replaced
+
+
+def compiled(model: mlx.nn.Module, paths: re.Pattern[str], look: CompiledLook) -> AbstractContextManager[None]:
+    """Pass each call of a module at `paths` to `look` while the context is open. The chains of a module that does not
+    stay compiled are never called compiled again."""
+    blocks = [(path, module) for path, module in model.named_modules() if paths.fullmatch(path)]
+    uncompiled = set[str]()
+
+    def called(path: str, block: Any, own: Any, *arguments: Any) -> Any:
+        if path not in uncompiled:
+            results = own(*arguments)
+            with fusing(False):
+                plain = own(*arguments)
+            inputs = tuple(crossing.outward(one, False) for one in arguments)
+            values = (crossing.outward(one, False) for one in (results, plain))
+            if look(CompiledCall(path=path, arguments=inputs, results=next(values), plain=next(values))):
+                return results
+            uncompiled.add(path)
+        with fusing(False):
+            return own(*arguments)
+
+    return replaced(blocks, "__call__", called, uncompiled.__contains__)
+
+
+def products(model: mlx.nn.Module, look: ProductLook) -> AbstractContextManager[None]:
+    """Pass each call of a layer whose weight is quantized to `look` while the context is open."""
+    layers = [(path, module) for path, module in model.named_modules() if isinstance(module, QuantizedLinear)]
+
+    def called(path: str, layer: QuantizedLinear, own: Any, x: Array) -> Array:
+        result: Array = own(x)
+        look(_part(path, layer, x, _without_branch(layer, own, x) if layer.branch else result))
+        return result
+
+    return replaced(layers, "__call__", called, lambda path: False)
+
+
+def _without_branch(layer: QuantizedLinear, own: Any, x: Array) -> Array:
+    branch, layer.branch = layer.branch, ()
+    try:
+        result: Array = ops.eval(own(x))
+        return result
+    finally:
+        layer.branch = branch
+
+
+def _part(path: str, layer: QuantizedLinear, x: Array, result: Array) -> ProductCall:
+    inputs, outputs = x.astype(layer.dtype).reshape(-1, x.shape[-1]), result.reshape(-1, result.shape[-1])
+    tokens, rows = even(len(inputs)), even(outputs.shape[-1])
+    return ProductCall(
+        path=path,
+        dtype=str(layer.dtype).rpartition(".")[2] if layer.compute is None else layer.compute.dtype,
+        x=ops.numpy(inputs[tokens]),
+        result=ops.numpy(outputs[tokens, rows]),
+        weight=QuantizedTensor(*(np.array(part[rows]) for part in layer.packed)),
+        code=layer.code,
+        bias=ops.numpy(layer.bias[rows]) if "bias" in layer else None,
+    )

@@ -1,0 +1,78 @@
+"""Shortcuts of an opened denoiser beside their plain form, on the calls of a run: what a backend passes to be compared.
+
+A compiled block is called a second time, uncompiled. Of a layer whose weight is quantized a part of its input, output
+and weight is passed, from which the product can be made in float64. Outside of the contexts nothing is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor
+from qwenimg.common.runtime.traced import Tree
+from qwenimg.common.weights.storage import QuantFormat
+
+MOST = 128  # tokens, and outputs of a layer, that are compared, at even distances
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledCall:
+    """One call of a compiled block: its arguments, its results, and the results of the same block uncompiled."""
+
+    path: str
+    arguments: tuple[Tree, ...]
+    results: Tree
+    plain: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductCall:
+    """A part of one call of a layer whose weight is quantized, without LoRA branches."""
+
+    path: str
+    dtype: str  # of the product
+    x: NDArray[Any]  # [tokens in]
+    result: NDArray[Any]  # [tokens outputs]
+    weight: QuantizedTensor  # its rows for these outputs
+    code: QuantFormat
+    bias: NDArray[Any] | None  # [outputs]
+
+
+# Returns whether the block stays compiled
+CompiledLook: TypeAlias = Callable[[CompiledCall], bool]
+ProductLook: TypeAlias = Callable[[ProductCall], None]
+
+
+def even(count: int) -> slice:
+    """Return at most MOST of `count` places, at even distances."""
+    return slice(None, None, -(-count // MOST))
+
+
+@contextmanager
+def replaced(
+    modules: Iterable[tuple[str, Any]], method: str, call: Callable[..., Any], stays: Callable[[str], bool]
+) -> Iterator[None]:
+    """While the context is open, call(path, module, own, *arguments) in place of `method` of each of `modules`, by
+    their paths; `own` is the module's own method. Afterwards too where `stays(path)`."""
+    kinds = [(path, module, type(module)) for path, module in modules]
+    for path, module, kind in kinds:
+        module.__class__ = type(kind.__name__, (kind,), {method: _calling(getattr(kind, method), path, call)})
+    try:
+        yield
+    finally:
+        for path, module, kind in kinds:
+            if not stays(path):
+                module.__class__ = kind
+
+
+def _calling(method: Callable[..., Any], path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(module: Any, *arguments: Any) -> Any:
+        return call(path, module, partial(method, module), *arguments)
+
+    return called
