@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,10 @@ from qwenimg.common.base import forked
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.memory import limits
-from qwenimg.common.runtime.rates import Rates
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
+    from qwenimg.common.runtime.rates import Rates
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
 _NUMBERED = re.compile("cuda:(0|[1-9][0-9]?)")  # one of several GPUs
@@ -97,6 +96,10 @@ def available() -> dict[str, str]:
 def rates(name: str, engine: Callable[[], Engine], device: str = "") -> Rates:
     """Return the rates of backend `name`, which is installed, as its engine has them. engine: called to measure one.
     device: a GPU."""
+    from importlib.metadata import version  # which takes a fifth of `qwenimg --help`
+
+    from qwenimg.common.runtime.rates import Rates
+
     package = _PACKAGES[name]
     return Rates(f"{name} of {package} {version(package)}", engine, device)
 
@@ -110,6 +113,8 @@ def _set_allocator() -> None:
     if "torch" in sys.modules or sys.platform != "linux" or not installed("cuda"):
         return
     if not any(name in os.environ for name in _ALLOCATOR):
+        from importlib.metadata import version
+
         recent = tuple(map(int, version("torch").split(".")[:2])) >= (2, 9)
         os.environ[_ALLOCATOR[0] if recent else _ALLOCATOR[1]] = "expandable_segments:True"
 

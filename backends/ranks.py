@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 from qwenimg.backends import load
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.runtime.group import RankPlace
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
+    from qwenimg.common.runtime.group import RankPlace
 
 # What torchrun sets; `spawned` sets the same
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -39,6 +39,8 @@ def place(devices: int) -> RankPlace | None:
 
 
 def _of_torch(environment: Mapping[str, str]) -> RankPlace:
+    from qwenimg.common.runtime.group import RankPlace
+
     rank, size, port = (_number(environment, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     _check(rank, size)
     if not 0 < port < 1 << 16:
@@ -50,6 +52,8 @@ def _of_torch(environment: Mapping[str, str]) -> RankPlace:
 
 
 def _of_mlx(environment: Mapping[str, str]) -> RankPlace:
+    from qwenimg.common.runtime.group import RankPlace
+
     rank, path = _number(environment, "MLX_RANK"), environment["MLX_HOSTFILE"]
     try:
         hosts = [addresses[0].rpartition(":")[0] for addresses in json.loads(Path(path).read_text("utf-8"))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request import control_text
@@ -40,6 +39,8 @@ def controls(adapters: Sequence[Control], pictures: Sequence[str], masks: Sequen
     if not adapters:
         raise UsageError("--ip-image and --ip-mask are for an IP-Adapter: give it with --ip-adapter FILE")
     if not pictures:
+        from qwenimg.common.base.atomic_files import PICTURES  # with what writes files
+
         name = adapters[0].network
         if name.lower().endswith(PICTURES):
             raise UsageError(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base.arguments import home, path_text
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request.option import as_number
-from qwenimg.common.weights.plan import Mode
+
+if TYPE_CHECKING:
+    from qwenimg.common.weights.plan import Mode
 
 NONE = "none"  # no LoRA, also if a configuration has some
 MOST = 32

@@ -6,7 +6,6 @@ where it is used, for `qwenimg --help` reads the options.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -56,6 +55,8 @@ def enlarged(width: int, height: int, factor: float | None) -> tuple[int, int]:
 
 def random_seed() -> int:
     """Return a random seed, so far below 2**32 that counting up 10,000 images from it stays below."""
+    import secrets  # which imports hashes
+
     return secrets.randbelow(2**32 - 10_000)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base.amounts import duration
 from qwenimg.common.base.arguments import check_seconds
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.runtime.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from qwenimg.common.runtime.checkpoint import Checkpoint
 
 MODES = ("auto", "on", "off")
 
