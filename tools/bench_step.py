@@ -325,7 +325,7 @@ def _hunyuan_ours(component: Any, engine: Any, latents: np.ndarray, text: np.nda
     grid = latents.shape[2] // 2, latents.shape[3] // 2
     condition = component.condition(engine.array(bert[:, :words]), engine.array(t5), words, grid)
     features, x = hunyuan_conditioning.time_row(1000 * SIGMA), engine.array(latents)
-    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)[0]
+    return lambda x: component.predict(x, features, condition), x, lambda y: engine.numpy(y)[0]
 
 
 # SANA
