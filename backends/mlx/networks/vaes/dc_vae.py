@@ -142,7 +142,8 @@ class Upsample(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         """[B h w C] -> [B C' 2h 2w]."""
-        return ops.residual(ops.spread_channels(x, self.spread), self.conv(images.upsample(x)))
+        update = ops.eval(self.conv(images.upsample(x)))  # first, since it takes the most memory
+        return ops.residual(ops.spread_channels(x, self.spread), update)
 
 
 def blocks(config: DCVAEConfig, way: str, level: int) -> list[Any]:
