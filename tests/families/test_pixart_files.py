@@ -192,3 +192,11 @@ def test_a_model_that_joins_keys_and_values_is_refused(models: dict[str, Path], 
     file = saved(tmp_path / "a.safetensors", tensors)
     with pytest.raises(ModelError, match="joins keys and values"):
         qwenimg.load(models["pixart"], "cpu", "fp32", transformer=file)
+
+
+@pytest.mark.parametrize("kind", ["pixart", "chroma"])
+def test_a_text_encoder_that_is_no_t5_is_refused(tiny: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    """It was left out without a word, and the run ended as a bug."""
+    file = saved(tmp_path / "a.safetensors", {"x": torch.ones(2)})
+    with pytest.raises(ModelError, match="holds no text_encoder of T5"):
+        qwenimg.load(tiny[kind], "cpu", "fp32", text_encoder=file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.families import fits, text_parts, tokenizers
+from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.chroma.known import HD
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.networks.denoisers import chroma_dit, chroma_names
@@ -21,5 +21,4 @@ OPENING = Opening(
     layouts={"transformer": chroma_names.LAYOUTS, T5: t5_names.LAYOUTS, "vae": kl_vae_names.LAYOUTS},
     model=lambda source: HD.name,
     tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, {}),
-    given=lambda source: text_parts.named_by_tensors(source, T5, lambda source, path: "text_encoder_2"),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from qwenimg.common.base.config import INDEX, read_json
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.families import fits, text_parts, tokenizers
+from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.opening import SCHEDULER, Opening, Source
 from qwenimg.common.families.pixart.known import ALPHA, LCM, LENGTHS, SIGMA
 from qwenimg.common.formats.headers import peek
@@ -79,7 +79,6 @@ OPENING = Opening(
     variant=_variant,
     levels=_levels,
     tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, {}),
-    given=lambda source: text_parts.named_by_tensors(source, T5, lambda source, path: "text_encoder_2"),
     complete=lambda source, checkpoint: complete(checkpoint, source.variant),
 )
 
