@@ -24,13 +24,17 @@ from safetensors.torch import save_file
 import qwenimg
 from qwenimg.common.runtime import rates
 from support import (
+    tiny_auraflow,
     tiny_control,
     tiny_edit,
     tiny_flux,
     tiny_flux2,
+    tiny_hunyuan,
     tiny_ldm,
     tiny_model,
+    tiny_pixart,
     tiny_qwen21,
+    tiny_sana,
     tiny_sd,
     tiny_sd3,
     tiny_zimage,
@@ -47,6 +51,7 @@ from support.tiny_layered import write_tiny_layered
 Row = dict[str, str]
 """How a model is opened: the keywords of `qwenimg.load`, paths from the folder in which it was written."""
 DATA = ROOT / "tests" / "golden"
+MACHINES = DATA / "machines.json"
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 3, "guidance": 2.0}
 PACKAGES = ("torch", "mlx", "numpy", "diffusers", "transformers", "safetensors", "tokenizers")
 
@@ -227,6 +232,38 @@ def stable_diffusion() -> dict[str, Row]:
     return rows
 
 
+def auraflow() -> dict[str, Row]:
+    sizes = tiny_auraflow.WIDE, tiny_auraflow.WIDE_TEXT, tiny_auraflow.WIDE_VAE
+    tiny_auraflow.write_tiny_auraflow(Path("auraflow"), "5GB", *sizes)
+    rows = plain("auraflow") | converted("auraflow") | own_parts("auraflow")
+    given = tiny_auraflow.transformer_file(tiny_auraflow.tiny_dit(**sizes[0]))
+    return rows | foreign_transformer("auraflow", given, "aura", ())
+
+
+def hunyuan() -> dict[str, Row]:
+    bert, t5 = tiny_hunyuan.WIDE_BERT, tiny_hunyuan.WIDE_TEXT
+    for kind in tiny_hunyuan.KINDS:
+        tiny_hunyuan.write_tiny_hunyuan(Path(kind), kind, "5GB", tiny_hunyuan.WIDE, bert, **t5)
+    rows = plain(*tiny_hunyuan.KINDS) | converted("hunyuan") | own_parts("hunyuan")
+    given = tiny_hunyuan.transformer_file(tiny_hunyuan.tiny_dit(**tiny_hunyuan.WIDE))
+    return rows | foreign_transformer("hunyuan", given, "hydit", ())
+
+
+def pixart() -> dict[str, Row]:
+    for kind in tiny_pixart.KINDS:
+        tiny_pixart.write_tiny_pixart(Path(kind), kind, "5GB", tiny_pixart.WIDE, **tiny_pixart.WIDE_TEXT)
+    rows = plain(*tiny_pixart.KINDS) | converted("pixart") | own_parts("pixart")
+    given = tiny_pixart.authors_file(tiny_pixart.tiny_dit(**tiny_pixart.WIDE))
+    return rows | foreign_transformer("pixart", given, "pixart", ())
+
+
+def sana() -> dict[str, Row]:
+    for kind in tiny_sana.KINDS:
+        tiny_sana.write_tiny_sana(Path(kind), kind, "5GB", tiny_sana.WIDE)
+    given = tiny_sana.transformer_file(tiny_sana.tiny_dit(**tiny_sana.WIDE))
+    return plain(*tiny_sana.KINDS) | own_parts("sana") | foreign_transformer("sana", given, "sana", ())
+
+
 FAMILIES: dict[str, tuple[Callable[[], dict[str, Row]], str]] = {
     "qwen-image": (qwen, "qwen"),
     "qwen-image-2.1": (qwen21, "qwen21"),
@@ -235,6 +272,10 @@ FAMILIES: dict[str, tuple[Callable[[], dict[str, Row]], str]] = {
     "flux2": (flux2, "flux2-klein"),
     "sd3": (sd3, "sd3-medium"),
     "stable-diffusion": (stable_diffusion, "sdxl"),
+    "auraflow": (auraflow, "auraflow"),
+    "hunyuan": (hunyuan, "hunyuan"),
+    "pixart": (pixart, "pixart"),
+    "sana": (sana, "sana"),
 }
 """By family what writes its layouts, and the folder whose parts are broken."""
 
