@@ -167,6 +167,25 @@ def test_repeats_bit_for_bit(load: Opener, shared: Callable[[str], Pipeline], ba
     assert first != bits(pipe, seed=8) and first != bits(pipe, "a blue square")
 
 
+# Of transformers that no test of samplers draws with: two calls in a step, an earlier step's estimate, fresh noise.
+@pytest.mark.parametrize("sampler", ["heun", "dpmpp_2m", "euler_ancestral"])
+@pytest.mark.parametrize(
+    "kind",
+    ["longcat", "chroma", "ernie", "krea2", "anima", "flux2-dev", "flux2-kv", "flux3-klein", "flux3-base"],
+    indirect=True,
+)
+@pytest.mark.sample(2)
+def test_both_backends_draw_the_same_by_other_samplers(
+    shared: Callable[[str], Pipeline], kind: str, sampler: str
+) -> None:
+    asked = ASKED | {"steps": 4}
+    made = [shared(backend)(PROMPT, **asked, sampler=sampler) for backend in BACKENDS]
+    error = relative(made[1].latents, made[0].latents)
+    print(f"{kind} by {sampler}: latents {error:.1e} (limit {LATENTS})")
+    assert error <= LATENTS and made[0].recipe["sampler"] == made[1].recipe["sampler"] == sampler
+    assert relative(shared("cpu")(PROMPT, **asked).latents, made[0].latents) > 10 * LATENTS
+
+
 OF_FAMILIES = {
     "caption": "zh", "step_cache": 0.9, "cached_calls": "2", "guidance_rescale": 0.7, "cfg_normalization": 1.0,
     "cfg_truncation": 0.5, "skip_layers": "0", "skip_layer_scale": 5.0, "layers": 2, "refine_at": 0.5, "clip_skip": 1,
