@@ -56,6 +56,18 @@ def krea2(known: Any, model: Any, folder: Path) -> None:
     assert model.checkpoint["transformer"].plan.parameters == 12_820_073_036
 
 
+def size(parameters: int, known: Any, model: Any, folder: Path) -> None:
+    """Counted on the reference class, in millions."""
+    assert round(model.checkpoint["transformer"].plan.parameters / 1e6) == parameters and not known.gated
+
+
+def longcat(variant: str, known: Any, model: Any, folder: Path) -> None:
+    size(6271, known, model, folder)
+    assert model.checkpoint.variant == variant and ("visual" in str(model.checkpoint["text_encoder"].plan.shapes)) == (
+        variant == "edit"
+    )
+
+
 def pixart(variant: str, parameters: int, known: Any, model: Any, folder: Path) -> None:
     checkpoint = model.checkpoint
     assert checkpoint.variant == variant and checkpoint["transformer"].plan.parameters == parameters
@@ -108,6 +120,9 @@ KNOWN: dict[str, Row] = {
     "ernie-image-turbo": ("ernie", "Apache-2.0", 8, 1.0, partial(shift, 4.0)),
     "krea-2-turbo": ("krea2", "revenue limit", 8, 0.0, krea2),
     "krea-2-raw": ("krea2", "revenue limit", 52, 3.5, krea2),
+    "longcat-image": ("longcat", "Apache-2.0", 50, 4.0, partial(longcat, "text")),
+    "longcat-image-edit": ("longcat", "Apache-2.0", 50, 4.5, partial(longcat, "edit")),
+    "chroma1-hd": ("chroma", "Apache-2.0", 40, 3.0, partial(size, 8900)),
     "lumina-image-2": ("lumina", "Gemma", 50, 4.0, partial(shift, 6.0)),
     "netayume-lumina": ("lumina", "Gemma", 30, 4.0, partial(shift, 6.0)),
     "pixart-sigma": ("pixart", "RAIL++", 20, 4.5, partial(pixart, "pixart-sigma", 610_856_096)),
