@@ -49,8 +49,11 @@ QUICK = {
         "fp16": ("no_second_attention", "clips_exchanged"),
     },
     "flux": {"fp32": ("guidance_not_read", "text_numbered", "linear1_feed_forward_first", "mask_columns_first")},
-    "chroma": {"fp32": ("vectors_one_off", "padding_seen_by_t5", "numbers_not_times_1000")},
-    "longcat": {"fp32": ("quotes_as_words", "pads_see_pads", "guidance_of_one_vector", "pads_behind_the_text")},
+    "chroma": {"fp32": ("vectors_one_off", "padding_seen_by_t5", "numbers_not_times_1000"), "fp16": ("time_off",)},
+    "longcat": {
+        "fp32": ("quotes_as_words", "pads_see_pads", "guidance_of_one_vector", "pads_behind_the_text"),
+        "fp16": ("quotes_left_out",),
+    },
     "anima": {"fp32": ("keys_and_values_exchanged", "states_not_read", "rows_and_columns_swapped")},
     "ovis": {"fp32": ("gate_for_values", "zeros_as_the_last_token", "image_behind_the_text")},
     "pixart": {"fp32": ("stream_normed_before_the_text", "variance_for_noise", "width_before_height", "padding_seen")},
