@@ -76,7 +76,7 @@ def _linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor
 def _are_few(x: Tensor, weight: Tensor) -> bool:
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype != torch.float32:
         return False  # first, since a compiler would compile anew for other numbers of rows
-    return x.numel() // x.shape[-1] in FEW and weight.numel() >= MANY_WEIGHTS
+    return x.numel() // x.shape[-1] in FEW and weight.numel() >= MANY_WEIGHTS and torch.backends.mkl.is_available()
 
 
 def _linear_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
