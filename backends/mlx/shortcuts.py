@@ -7,14 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.nn
-import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.compile import fusing
 from qwenimg.backends.mlx.ops import crossing
 from qwenimg.backends.mlx.ops.quantized import QuantizedLinear
-from qwenimg.common.quant.quantized_tensor import QuantizedTensor
 from qwenimg.common.runtime.shortcuts import CompiledCall, CompiledLook, ProductCall, ProductLook, even, replaced
 
 
@@ -62,14 +60,15 @@ def _without_branch(layer: QuantizedLinear, own: Any, x: Array) -> Array:
 
 
 def _part(path: str, layer: QuantizedLinear, x: Array, result: Array) -> ProductCall:
-    inputs, outputs = x.astype(layer.dtype).reshape(-1, x.shape[-1]), result.reshape(-1, result.shape[-1])
+    inputs, outputs = x.reshape(-1, x.shape[-1]), result.reshape(-1, result.shape[-1])
     tokens, rows = even(len(inputs)), even(outputs.shape[-1])
     return ProductCall(
         path=path,
         dtype=str(layer.dtype).rpartition(".")[2] if layer.compute is None else layer.compute.dtype,
+        rounded=str(layer.dtype).rpartition(".")[2],
         x=ops.numpy(inputs[tokens]),
         result=ops.numpy(outputs[tokens, rows]),
-        weight=QuantizedTensor(*(np.array(part[rows]) for part in layer.packed)),
+        weight=layer.outputs(rows),
         code=layer.code,
         bias=ops.numpy(layer.bias[rows]) if "bias" in layer else None,
     )

@@ -13,7 +13,6 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.quantized import QuantizedLinear
-from qwenimg.common.quant.quantized_tensor import QuantizedTensor
 from qwenimg.common.runtime.shortcuts import CompiledCall, CompiledLook, ProductCall, ProductLook, even, replaced
 
 
@@ -64,16 +63,15 @@ def _without_branch(layer: QuantizedLinear, own: Any, x: Tensor) -> Tensor:
 
 
 def _part(path: str, layer: QuantizedLinear, x: Tensor, result: Tensor) -> ProductCall:
-    inputs, outputs = x.to(layer.dtype).reshape(-1, x.shape[-1]), result.reshape(-1, result.shape[-1])
+    inputs, outputs = x.reshape(-1, x.shape[-1]), result.reshape(-1, result.shape[-1])
     tokens, rows = even(len(inputs)), even(layer.out_features)
-    codes, scales = layer.codes[rows].cpu().numpy().view("<u4"), layer.scales[rows].cpu().numpy()
-    biases = None if layer.biases is None else layer.biases[rows].cpu().numpy()
     return ProductCall(
         path=path,
         dtype=str(layer.dtype).rpartition(".")[2] if layer.compute is None else layer.compute.dtype,
+        rounded=str(layer.dtype).rpartition(".")[2],
         x=ops.numpy(inputs[tokens]),
         result=ops.numpy(outputs[tokens, rows]),
-        weight=QuantizedTensor(codes, scales, biases),
+        weight=layer.outputs(rows),
         code=layer.code,
         bias=None if layer.bias is None else ops.numpy(layer.bias[rows]),
     )

@@ -44,20 +44,23 @@ def doctor(opening: LoadOptions, as_json: bool, every: bool) -> int:
             stack.callback(files.close)
             examined = (files.path.name, files.family.precision, files.checkpoint)
         report = examine(engine, examined)
-    check = check_shortcuts(engine)
+    check = None if report.float32.faults else check_shortcuts(engine)  # in a float32 that is none nothing is loaded
+    checks = [] if check is None else [*check.differences.values()]
     fits = forecast.forecast_all(on_paper(engine, report))
     if as_json:
         models = [one.as_json() for one in fits]
-        text = json.dumps({**report.as_json(), "checks": check.as_json(), "models": models})
+        text = json.dumps({**report.as_json(), "checks": [one.as_json() for one in checks], "models": models})
     else:
         title = "what fits here, best first (times by the rate above; expect half to twice of them):"
         first, more = forecast.shown(fits, every)
-        text = "\n".join([*lines(report), *check.lines(), title, *aligned(forecast.rows(first)), *more])
+        text = "\n".join(
+            [*lines(report), *(one.line() for one in checks), title, *aligned(forecast.rows(first)), *more]
+        )
     streams.put(text.encode() + b"\n")
     if report.float32.faults:
         raise NumericsError(
             f"float32 on {report.device} {report.float32.verdict()}; unset MLX_ENABLE_TF32, or use --precision bf16"
         )
-    if faults := [one.line() for one in check.differences.values() if one.faults]:
+    if faults := [one.line() for one in checks if one.faults]:
         raise NumericsError(f"{faults[0]}; please report it")
     return 0

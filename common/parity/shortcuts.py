@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.block import Block
+from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.parity import constants, parity
 from qwenimg.common.parity.blocks import ComponentPolicy
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -171,7 +172,8 @@ class _Checked:
 
     def _product(self, call: ProductCall) -> None:
         values = call.code.values(call.weight.arrays).astype(np.float64)
-        exact = call.x.astype(np.float64) @ values.T + (0.0 if call.bias is None else call.bias)
+        x = call.x if call.rounded == "float32" else nearest(call.x, call.rounded)
+        exact = x.astype(np.float64) @ values.T + (0.0 if call.bias is None else call.bias)
         sums = math.sqrt(call.x.shape[-1]) * parity.UNIT["float32"]  # errors of sums in float32, which add up at random
         k = parity.LIMIT[call.dtype] + sums / parity.UNIT[call.dtype]
         case = parity.Case(component="product", dtype=call.dtype, returned=call.dtype, k=k)

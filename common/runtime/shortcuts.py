@@ -37,7 +37,8 @@ class ProductCall:
 
     path: str
     dtype: str  # of the product
-    x: NDArray[Any]  # [tokens in]
+    rounded: str  # the dtype in which the layer takes its input
+    x: NDArray[Any]  # [tokens in], not rounded
     result: NDArray[Any]  # [tokens outputs]
     weight: QuantizedTensor  # its rows for these outputs
     code: QuantFormat

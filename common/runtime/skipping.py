@@ -56,7 +56,7 @@ class Skipping:
 
     @property
     def skipped(self) -> bool:
-        """Whether the present call has skipped the cached blocks."""
+        """True if the present call has skipped the cached blocks."""
         return self._call is not None and self._call.result is not None
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn
+import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops import device
@@ -13,6 +14,7 @@ from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.mlx.ops.layers import Linear, rotate
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.quant.block_float import BlockFloat
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor
 from qwenimg.common.quant.rotated import RotatedInt8
 from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.storage import QuantFormat, rotation_of
@@ -38,6 +40,10 @@ class QuantizedLinear(Linear):
         self.codes, self.scales = codes, scales
         if biases is not None:
             self.biases = biases
+
+    def outputs(self, which: slice) -> QuantizedTensor:
+        """Return the quantized weight of some outputs."""
+        return QuantizedTensor(*(np.array(part[which]) for part in self.packed))
 
     def drop(self) -> None:
         self.put(*(mx.zeros(part.shape, part.dtype) for part in self.packed))

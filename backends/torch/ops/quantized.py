@@ -12,7 +12,7 @@ from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.torch.ops.layers import Linear, rotate
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.quant.block_float import E2M1, E8M0_BIAS, BlockFloat
-from qwenimg.common.quant.quantized_tensor import unit
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor, unit
 from qwenimg.common.quant.rotated import RotatedInt8
 from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.storage import QuantFormat, rotation_of
@@ -57,6 +57,12 @@ class QuantizedLinear(Linear):
         uint8, or float32 [out 1] of rotated rows."""
         for name, value in (("codes", codes), ("scales", scales), ("biases", biases)):
             setattr(self, name, None if value is None else torch.nn.Parameter(value, requires_grad=False))
+
+    def outputs(self, which: slice) -> QuantizedTensor:
+        """Return the quantized weight of some outputs."""
+        parts = (self.codes, self.scales, *(() if self.biases is None else (self.biases,)))
+        codes, *rest = (part[which].cpu().numpy() for part in parts)
+        return QuantizedTensor(codes.view("<u4"), *rest)
 
     def drop(self) -> None:
         biases = None if self.biases is None else self.biases.to("meta")
