@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -13,31 +14,11 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind, fits
-from qwenimg.common.families.anima.family import FAMILY as ANIMA
-from qwenimg.common.families.auraflow.family import FAMILY as AURAFLOW
-from qwenimg.common.families.chroma.family import FAMILY as CHROMA
 from qwenimg.common.families.description import listed
-from qwenimg.common.families.ernie.family import FAMILY as ERNIE
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.file_kind import FileKind
-from qwenimg.common.families.flux.family import FAMILY as FLUX
-from qwenimg.common.families.flux2.family import DEV as FLUX_2_DEV
-from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
-from qwenimg.common.families.flux3.family import FAMILY as FLUX_3
-from qwenimg.common.families.hunyuan.family import FAMILY as HUNYUAN
 from qwenimg.common.families.known_model import KnownModel, ModelPath
-from qwenimg.common.families.krea2.family import FAMILY as KREA_2
 from qwenimg.common.families.load_options import LoadOptions
-from qwenimg.common.families.longcat.family import FAMILY as LONGCAT
-from qwenimg.common.families.lumina.family import FAMILY as LUMINA
-from qwenimg.common.families.ovis.family import FAMILY as OVIS
-from qwenimg.common.families.pixart.family import FAMILY as PIXART
-from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
-from qwenimg.common.families.qwen_image_21.family import FAMILY as QWEN_IMAGE_21
-from qwenimg.common.families.sana.family import FAMILY as SANA
-from qwenimg.common.families.sd3.family import FAMILY as SD3
-from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
-from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import PICKLES, find_files
 from qwenimg.common.formats.headers import open_weights, peek
@@ -48,28 +29,46 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
 from qwenimg.common.weights import left_out
 
-FAMILIES: tuple[Family, ...] = (
-    QWEN_IMAGE,
-    QWEN_IMAGE_21,
-    STABLE_DIFFUSION,
-    SD3,
-    Z_IMAGE,
-    LUMINA,
-    SANA,
-    FLUX,
-    FLUX_2,
-    FLUX_2_DEV,
-    FLUX_3,
-    LONGCAT,
-    CHROMA,
-    AURAFLOW,
-    ERNIE,
-    KREA_2,
-    ANIMA,
-    OVIS,
-    PIXART,
-    HUNYUAN,
+_ROWS = (
+    ("qwen_image", "FAMILY"),
+    ("qwen_image_21", "FAMILY"),
+    ("stable_diffusion", "FAMILY"),
+    ("sd3", "FAMILY"),
+    ("z_image", "FAMILY"),
+    ("lumina", "FAMILY"),
+    ("sana", "FAMILY"),
+    ("flux", "FAMILY"),
+    ("flux2", "FAMILY"),
+    ("flux2", "DEV"),
+    ("flux3", "FAMILY"),
+    ("longcat", "FAMILY"),
+    ("chroma", "FAMILY"),
+    ("auraflow", "FAMILY"),
+    ("ernie", "FAMILY"),
+    ("krea2", "FAMILY"),
+    ("anima", "FAMILY"),
+    ("ovis", "FAMILY"),
+    ("pixart", "FAMILY"),
+    ("hunyuan", "FAMILY"),
 )
+
+
+class _Families(Collection[Family]):
+    """The rows of `_ROWS`, in their order. A family is imported when it is reached, since all of them take as long as a
+    third of torch: a model of the first ones, found by its index, needs no other."""
+
+    def __len__(self) -> int:
+        return len(_ROWS)
+
+    def __iter__(self) -> Iterator[Family]:
+        for folder, row in _ROWS:
+            yield getattr(import_module(f"qwenimg.common.families.{folder}.family"), row)
+
+    def __contains__(self, family: object) -> bool:
+        return any(one is family for one in self)
+
+
+FAMILIES: Collection[Family] = _Families()
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
 _KNOWN = "`qwenimg models` lists what is known"
 MAX_PARTS = 1000  # entries of a folder that are looked at

@@ -76,7 +76,7 @@ def _family(has: Callable[[str], bool]) -> Family:
         return sum(not any(group) for group in there), -sum(map(sum, there))
 
     likely = [family for family in registry.FAMILIES if has(f"{family.denoiser}/config.json")]
-    return min(likely or registry.FAMILIES[:1], key=lacking)
+    return min(likely or [next(iter(registry.FAMILIES))], key=lacking)
 
 
 def required(has: Callable[[str], bool]) -> list[str]:

@@ -211,8 +211,12 @@ def _controls(model: OpenModel, folders: ModelFolders, encoder: Path | None, *, 
     published."""
     family, checkpoint = model.family, model.checkpoint
     if family.control is None:
-        able = registry.titles(lambda other: other.control is not None)
-        return Controls(refusal=f"control networks are for {able}, and the model is {family.title}", own=own)
+
+        def no_control() -> str:
+            able = registry.titles(lambda other: other.control is not None)
+            return f"control networks are for {able}, and the model is {family.title}"
+
+        return Controls(refusal=no_control, own=own)
     control, published = family.control, family.control.published if planned else None
 
     @cache
@@ -268,11 +272,15 @@ def _check_family(path: Path, family: Family) -> None:
 def _embeddings(model: OpenModel, folders: ModelFolders) -> Embeddings:
     """Return the embeddings of a model's prompts, found by their names on this machine."""
     if not model.family.embeddings:
-        able = registry.titles(lambda other: other.embeddings)
-        return Embeddings(refusal=f"embeddings (textual inversion) are for {able}; the model is {model.family.title}")
+
+        def no_embeddings() -> str:
+            able = registry.titles(lambda other: other.embeddings)
+            return f"embeddings (textual inversion) are for {able}; the model is {model.family.title}"
+
+        return Embeddings(refusal=no_embeddings)
     widths = {name: text.config.hidden_size for name, text in model.checkpoint.texts.items()}
     find = partial(find_embedding, folders=folders)
-    return Embeddings(refusal="", widths=widths, find=find, listed=partial(embeddings, folders))
+    return Embeddings(refusal=None, widths=widths, find=find, listed=partial(embeddings, folders))
 
 
 def _upscalers(folders: ModelFolders) -> Upscalers:

@@ -68,7 +68,7 @@ def _alone(path: Path, trained: PromptWriterFiles | None, options: LoadOptions) 
         given = checkpoint[TITLE], model.tokenizer, model.chat, model.stops
         return other_writer(residents, *given, seeing, protocol=protocol)
 
-    kind = registry.FAMILIES[0].precision
+    kind = next(iter(registry.FAMILIES)).precision
     return LanguageFiles(name=path.name, kind=kind, checkpoint=checkpoint, writes=writes, protocol=protocol)
 
 

@@ -9,7 +9,6 @@ from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.decoder import DecoderConfig
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import NETWORKS, Network, import_network
-from qwenimg.common.parts.layouts import LAYOUTS
 from qwenimg.common.parts.texts.text_lora_names import clip_names, language_model_names, t5_names
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.weights.keys import Place
@@ -29,6 +28,8 @@ def names(checkpoint: Checkpoint, networks: Mapping[str, Network] | None = None)
 
 def denoiser_names(name: str, part: Component, network: Network | None = None) -> ComponentNames:
     """Return the names of the layers of the denoiser `name`. network: its row; the default is that of its name."""
+    from qwenimg.common.parts.layouts import LAYOUTS  # of every family, which only a LoRA needs
+
     network = network or import_network(NETWORKS, part.network).NETWORK
     weights = {key: shape for key, shape in part.plan.shapes.items() if key not in network.tables}
     layouts = next((one for one in LAYOUTS if one.network is network), None)

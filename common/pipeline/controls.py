@@ -37,7 +37,7 @@ class Controls:
         self,
         open_net: OpenNet | None = None,
         find: Callable[[str], Path] = Path,
-        refusal: str = "",
+        refusal: Callable[[], str] = lambda: "",
         own: bool = False,
     ) -> None:
         """Set the parts. open_net: None for a model of a family without control networks; `refusal` says so. find:
@@ -169,7 +169,7 @@ class Controls:
         if not name:
             raise UsageError("--control PICTURE is for a model that sees one itself; here write NETWORK=PICTURE")
         if self._open_net is None:
-            raise UsageError(f"--control {clean(name, 60)}: {self._refusal}")
+            raise UsageError(f"--control {clean(name, 60)}: {self._refusal()}")
 
     def _open(self, name: str) -> Controller:
         self.check_taken(name)

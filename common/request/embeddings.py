@@ -25,6 +25,10 @@ from qwenimg.common.request.request import Request
 KEPT = 200  # files
 
 
+def _takes_none() -> str:
+    return "this model takes no embeddings"
+
+
 def _nothing() -> Mapping[str, Path]:
     return {}
 
@@ -34,7 +38,7 @@ class Embeddings:
     """The embeddings of one model."""
 
     widths: Mapping[str, int] = field(default_factory=dict)  # of its text encoders, by their names
-    refusal: str = "this model takes no embeddings"  # why its prompts name none; "" if they do
+    refusal: Callable[[], str] | None = _takes_none  # why its prompts name none; None if they do
     find: Callable[[str], Path] = Path  # the file that --embedding names. Raises ModelError
     listed: Callable[[], Mapping[str, Path]] = _nothing  # the files in the folders of models, by name
     _files: dict[tuple[object, ...], EmbeddingFile] = field(default_factory=dict)
@@ -46,14 +50,13 @@ class Embeddings:
 
     def check(self, embeddings: Sequence[Embedding]) -> None:
         """Raise UsageError and ModelError for embeddings that the model does not take."""
-        if self.refusal:
-            self._refuse((), embeddings)
+        self._refuse((), embeddings)
         self._known((), embeddings)
 
     def of_prompts(self, prompts: Sequence[str], embeddings: Sequence[Embedding]) -> tuple[Inversion, ...]:
         """Return the embeddings that `prompts` of several requests name, and leave out what is not here. Raises
         ModelError for a file that cannot be read."""
-        return () if self.refusal else _in_prompts(prompts, self._known(prompts, embeddings)[0])
+        return () if self.refusal is not None else _in_prompts(prompts, self._known(prompts, embeddings)[0])
 
     def warnings(self, request: Request) -> list[str]:
         """Return a line for each embedding that is not used: its name is in no prompt, or it is a word of the prompt
@@ -74,7 +77,7 @@ class Embeddings:
     def _named(
         self, prompts: Sequence[str], embeddings: Sequence[Embedding]
     ) -> tuple[tuple[Inversion, ...], list[str]]:
-        if self.refusal:
+        if self.refusal is not None:
             self._refuse(prompts, embeddings)
             return (), []
         known, lines = self._known(prompts, embeddings)
@@ -89,11 +92,13 @@ class Embeddings:
         return used, lines
 
     def _refuse(self, prompts: Sequence[str], embeddings: Sequence[Embedding]) -> None:
+        if self.refusal is None:
+            return
         if embeddings:
-            raise UsageError(f"--embedding {clean(embeddings[0], 60)}: {self.refusal}")
+            raise UsageError(f"--embedding {clean(embeddings[0], 60)}: {self.refusal()}")
         for text in prompts:
             if tag := EMBEDDING.search(text):
-                raise UsageError(f"the prompt has {clean(tag[0], 60)}, and {self.refusal}; leave it out")
+                raise UsageError(f"the prompt has {clean(tag[0], 60)}, and {self.refusal()}; leave it out")
 
     def _known(self, prompts: Sequence[str], embeddings: Sequence[Embedding]) -> tuple[list[Inversion], list[str]]:
         """Return the embeddings that are given, and those in the folders that the prompts name; and a line for each

@@ -46,7 +46,8 @@ from qwenimg.common.networks.denoisers import (
 )
 from qwenimg.common.weights.keys import Place
 
-ORDERS = [FAMILIES[::-1], *(random.Random(seed).sample(FAMILIES, len(FAMILIES)) for seed in range(2))]
+ROWS = tuple(FAMILIES)
+ORDERS = [ROWS[::-1], *(random.Random(seed).sample(ROWS, len(ROWS)) for seed in range(2))]
 AUTHORS = {
     "flux": flux_names.place,
     "flux2": flux2_names.place,

@@ -7,8 +7,9 @@ from fractions import Fraction
 
 import pytest
 
-from qwenimg.common.families import catalog, registry
+from qwenimg.common.families import catalog
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
+from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.request.request import Defaults
 
@@ -49,7 +50,7 @@ def test_the_trained_sizes_belong_to_the_published_width(tiny_folder):
     ):
         transformer = replace(tiny["transformer"], config=config)
         changed = replace(tiny, components={**tiny.components, "transformer": transformer})
-        found = registry.QWEN_IMAGE.defaults(changed)
+        found = QWEN_IMAGE.defaults(changed)
         assert found.size(Fraction(16, 9)) == expected
     tiny.close()
 

@@ -14,6 +14,7 @@ from support.cli_runner import cli
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.part_file import ModelFile
+from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 
 # the name of a tensor -> what is said of its file
 OTHERS = {
@@ -64,7 +65,7 @@ def test_a_modular_folder_of_diffusers_is_named(tmp_path: Path, name: object) ->
 
 def test_each_family_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, and not the first with single files alone."""
-    diffusion = registry.STABLE_DIFFUSION
+    diffusion = STABLE_DIFFUSION
     file = write(tmp_path / "x.safetensors", "model.diffusion_model.input_blocks.0.0.weight")
     assert registry.of_file(file) is diffusion
     asked = list[str]()

@@ -14,9 +14,10 @@ from qwenimg.cli.main import run
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
-from qwenimg.common.families import catalog, registry
+from qwenimg.common.families import catalog
 from qwenimg.common.families.known_model import ModelPath
 from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.formats.fingerprint import HEAD, PIECE, fingerprint
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.origin import origin
@@ -86,7 +87,7 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     checkpoint = SimpleNamespace(components={"vae": SimpleNamespace(plan=plan)})
     model: Any = SimpleNamespace(
         checkpoint=checkpoint,
-        family=registry.STABLE_DIFFUSION,
+        family=STABLE_DIFFUSION,
         path=ModelPath(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN),
         options=LoadOptions(parts={"vae": Path(given)}),
         refiner=None,
@@ -113,7 +114,7 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
 def test_a_license_with_terms_is_in_the_recipe(name: str, said: str | None, cache: Path) -> None:
     model: Any = SimpleNamespace(
         checkpoint=SimpleNamespace(components={}),
-        family=registry.STABLE_DIFFUSION,
+        family=STABLE_DIFFUSION,
         path=ModelPath(folder=Path(), name=name, known=catalog.KNOWN[name]),
         options=LoadOptions(),
         refiner=None,

@@ -16,7 +16,7 @@ from support.tiny_zimage import VAE, tiny_vae
 
 from qwenimg import backends
 from qwenimg.common.base.config import parse
-from qwenimg.common.families import registry
+from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.vaes import kl_vae
@@ -97,7 +97,7 @@ def test_it_is_no_vae_of_stable_diffusion(tmp_path: Path, named: Callable[[], Te
     save_file(named(), file)
     header = peek(file)
     assert vae_files.latent_channels(header.tensors) == 16
-    assert registry.STABLE_DIFFUSION.option(header) is None
+    assert STABLE_DIFFUSION.option(header) is None
     assert "Stable Diffusion" not in "\n".join(describe(file).lines).replace("Stable Diffusion 3", "")
 
 
