@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
+from qwenimg.common.formats.arrays import empty
 from qwenimg.common.formats.gguf_types import named
 from qwenimg.common.quant.affine import Affine, exact16
 from qwenimg.common.quant.quantized_tensor import QuantizedTensor, QuantStorage, pack
@@ -70,15 +71,16 @@ class GGUFBlocks(NamedTuple):
         storage, size = storage_of(self.type), named(self.type)
         assert storage is not None
         code, blocks = storage.code, arrays[0].reshape(-1, size.bytes)
-        step = CHUNK // size.values
-        parts = []
+        step, groups = CHUNK // size.values, size.values // code.group  # of a block
+        words = empty((len(blocks) * groups, code.group * code.bits // 32), "<u4")
+        scales, biases = (np.empty((len(blocks), groups), np.float32) for _ in range(2))
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(blocks), step):
-                codes, scales, biases = _unsigned(READERS[self.type](blocks[start : start + step]), code.bits)
-                parts.append((pack(codes.reshape(-1, code.group), code.bits), scales, biases))
-        words, scales, biases = (np.concatenate([part[i] for part in parts]) for i in range(3))
-        groups = (shape[0], shape[1] // code.group)
-        return exact16(QuantizedTensor(words.reshape(shape[0], -1), scales.reshape(groups), biases.reshape(groups)))
+                part = slice(start, start + step)
+                codes, scales[part], biases[part] = _unsigned(READERS[self.type](blocks[part]), code.bits)
+                words[start * groups : (start + step) * groups] = pack(codes.reshape(-1, code.group), code.bits)
+        by_rows = (words, scales, biases)
+        return exact16(QuantizedTensor(*(part.reshape(shape[0], -1) for part in by_rows)))
 
 
 def _unsigned(groups: Groups, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -89,8 +91,8 @@ def _unsigned(groups: Groups, bits: int) -> tuple[np.ndarray, np.ndarray, np.nda
     codes, scales, biases = groups
     if biases is None:
         half = 1 << (bits - 1)
-        return (codes + np.int16(half)).astype(np.uint8), scales, scales * np.float32(-half)
-    return codes.astype(np.uint8, copy=False), scales, biases
+        return codes.view(np.uint8) + np.uint8(half), scales, scales * np.float32(-half)  # modulo 256
+    return codes, scales, biases
 
 
 # Types
@@ -115,8 +117,12 @@ def _bits(raw: np.ndarray, width: int, run: int) -> np.ndarray:
     all next ones."""
     import numpy as np
 
-    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    codes = raw.reshape(len(raw), -1, 1, run) >> shifts & np.uint8(2**width - 1)
+    raw, count = np.ascontiguousarray(raw), 8 // width
+    codes = np.empty((len(raw), raw.shape[1] // run, count, run), np.uint8)
+    for i in range(count):
+        part = raw >> np.uint8(i * width)
+        part &= np.uint8(2**width - 1)
+        codes[:, :, i] = part.reshape(len(raw), -1, run)
     return codes.reshape(len(raw), -1)
 
 

@@ -43,12 +43,16 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
         for i in range(1, 8 // bits):
             raw |= parts[..., i] << np.uint8(i * bits)
         return raw.view("<u4")
-    count, size = unit(bits)
-    units = codes.reshape(*codes.shape[:-1], -1, count)
-    words = np.zeros(units.shape[:-1], np.uint64)
-    for i in range(count):
-        words |= units[..., i].astype(np.uint64) << np.uint64(i * bits)
-    low = words[..., None].view(np.uint8)[..., :size]
+    fields = np.array(codes, order="C").view("<u8")  # eight codes, whose fields are joined two by two
+    slot, width = 8, bits
+    while slot < 64:
+        even = sum((1 << width) - 1 << at for at in range(0, 64, 2 * slot))
+        odd = fields >> np.uint64(slot - width)
+        odd &= np.uint64(even << width)
+        fields &= np.uint64(even)
+        fields |= odd
+        slot, width = 2 * slot, 2 * width
+    low = fields[..., None].view(np.uint8)[..., :bits]
     return np.ascontiguousarray(low).reshape(*codes.shape[:-1], -1).view("<u4")
 
 
