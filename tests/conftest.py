@@ -349,6 +349,14 @@ def tiny_hunyuan(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_cascade(shared_folder: Path) -> Path:
+    """A tiny Stable Cascade folder, with the prior in it, written by diffusers; see `tiny_cascade`."""
+    from support.tiny_cascade import write_tiny_cascade
+
+    return written(shared_folder / "tiny-cascade", write_tiny_cascade)
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
@@ -369,6 +377,7 @@ def tiny(
     tiny_ovis: Path,
     tiny_pixart: dict[str, Path],
     tiny_hunyuan: dict[str, Path],
+    tiny_cascade: Path,
     tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
 ) -> dict[str, Path]:
@@ -384,6 +393,7 @@ def tiny(
             "auraflow": tiny_auraflow,
             "lumina": tiny_lumina,
             "ovis": tiny_ovis,
+            "cascade": tiny_cascade,
             "sd3": tiny_sd3["medium"],
         }
         | flux

@@ -13,6 +13,7 @@ from qwenimg.common.base.config import data_folder
 from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.families.anima import known as anima
 from qwenimg.common.families.auraflow import known as auraflow
+from qwenimg.common.families.cascade import known as cascade
 from qwenimg.common.families.chroma import known as chroma
 from qwenimg.common.families.ernie import known as ernie
 from qwenimg.common.families.flux import known as flux
@@ -38,6 +39,7 @@ from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, TINY_VA
 _FAMILIES = (
     *(qwen_image, qwen_image_21, z_image, flux2, flux2_dev, flux3, flux),
     *(stable_diffusion, sd3, longcat, chroma, ernie, krea2, anima, ovis, lumina, pixart, auraflow, sana, hunyuan),
+    cascade,
 )
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {

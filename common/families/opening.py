@@ -3,7 +3,7 @@ one file, with parts in other folders and files. All is checked before a weight 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from qwenimg.common.base.config import INDEX, data_folder, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad, is_file
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
@@ -72,9 +72,14 @@ class Source:
         """True if the VAE that the user gives is a tiny one, whose files have no configuration of the model's."""
         return (place := self.given.get("vae")) is not None and tiny_vae.is_tiny_at(place)
 
+    def own(self, part: str) -> Path:
+        """Return the folder of a part in that of the model, by the first of its names that is there."""
+        first, *others = (self.path / name for name in self.rows.folders(self, part))
+        return next((folder for folder in (first, *others) if is_folder(folder)), first)
+
     def place(self, part: str) -> Path:
         """Return the folder or file of a part."""
-        return self.given.get(part) or (self.path if self.in_one_file else self.path / part)
+        return self.given.get(part) or (self.path if self.in_one_file else self.own(part))
 
     def is_inside(self, part: str) -> bool:
         """Return whether a part is in the file of the whole model."""
@@ -89,7 +94,7 @@ class Source:
     def config(self, part: str, network: Network) -> Any:
         """Return the configuration of a part: that of its place or of the model's own part, or the published one.
         Raises ModelError and UsageError."""
-        own, published = self.path / part, partial(self.published, part, network)
+        own, published = self.own(part), partial(self.published, part, network)
         if part == "vae" and self.has_tiny_vae:
             return find_config(network, [own], published)
         if part in self.given:
@@ -139,6 +144,8 @@ class Opening:
     tokenizers: Callable[[Source, Mapping[str, Component]], Mapping[str, TokenizerFiles]]
     levels: Callable[[Source], Any] = _levels  # the configuration of the noise levels
     given: Callable[[Source], Given] = _given  # for a family whose text encoders show by their tensors which they are
+    # The names that the folder of a part may have, the likeliest first
+    folders: Callable[[Source, str], Sequence[str]] = lambda source, part: (part,)
     inside: Callable[[Header], Collection[str]] = lambda header: ("transformer", *merged_file.parts_of(header))
     variant: Callable[[Source], Any] = lambda source: None  # of a model, for the functions that need it first
     # The networks of one model, for a family whose models have different ones
@@ -226,12 +233,12 @@ class Opening:
 def check_there(source: Source, names: Iterable[str]) -> None:
     """Raise ModelError unless all parts `names` of a model are there or given."""
     inside = source.rows.inside(peek(source.path)) if source.in_one_file else None
-    if absent := [name for name in names if name not in source.given and _is_absent(source.path / name, inside)]:
+    if absent := [name for name in names if name not in source.given and _is_absent(source, name, inside)]:
         raise lacks(source.path, absent, "".join(source.rows.notes.get(name, "") for name in absent))
 
 
-def _is_absent(folder: Path, inside: Collection[str] | None) -> bool:
-    return is_bare(folder) if inside is None else folder.name not in inside
+def _is_absent(source: Source, name: str, inside: Collection[str] | None) -> bool:
+    return is_bare(source.own(name)) if inside is None else name not in inside
 
 
 def lacks(path: Path, names: Collection[str], note: str = "") -> ModelError:

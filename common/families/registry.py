@@ -50,6 +50,7 @@ _ROWS = (
     ("ovis", "FAMILY"),
     ("pixart", "FAMILY"),
     ("hunyuan", "FAMILY"),
+    ("cascade", "FAMILY"),
 )
 
 

@@ -16,7 +16,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import on_paper, read_config
 from qwenimg.common.runtime.checkpoint import Checkpoint, TokenizerFiles
-from qwenimg.common.sampling import flow_solvers
+from qwenimg.common.sampling import flow_solvers, wuerstchen
 from qwenimg.common.sampling.discrete import parse_diffusion
 
 _SCHEDULER = "scheduler/scheduler_config.json"
@@ -31,6 +31,8 @@ def scheduler(model: str) -> Any:
     """Return the noise levels of a known model."""
     path = data_folder(model) / _SCHEDULER
     data = read_json(path)
+    if data.get("_class_name") == wuerstchen.CLASS_NAME:
+        return wuerstchen.parse_cosine(data, path)
     return flow_solvers.read_config(data, path) if flow_solvers.is_flow(data) else parse_diffusion(data, path)
 
 

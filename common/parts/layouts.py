@@ -5,6 +5,7 @@ from __future__ import annotations
 from qwenimg.common.networks.denoisers import (
     anima_names,
     aura_names,
+    cascade_names,
     chroma_names,
     ernie_names,
     flux2_names,
@@ -45,4 +46,5 @@ LAYOUTS: tuple[Layouts, ...] = (
     qwen21_names.LAYOUTS,
     sd3_names.LAYOUTS,
     unet_names.LAYOUTS,
+    cascade_names.PRIOR,
 )

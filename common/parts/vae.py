@@ -17,6 +17,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.memory import bands, operations
 from qwenimg.common.memory.memory import decode_peak
 from qwenimg.common.networks.vaes.flux2_vae import PATCH, STATISTICS
+from qwenimg.common.networks.vaes.paella_vae import DECODER as PAELLA
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import tiny_memory as tiny
 from qwenimg.common.parts import tiny_vae
@@ -298,4 +299,4 @@ def halves(plan: LoadPlan) -> dict[str, LoadPlan]:
 
 def decodes(name: str) -> bool:
     """Return whether decoding needs the parameter `name` of a VAE, and encoding does not."""
-    return name.startswith(("decoder.", "post_quant_conv."))
+    return name.startswith(("decoder.", "post_quant_conv.", *PAELLA))

@@ -424,11 +424,17 @@ class Pipeline:
             seen = -(-request.height // model.scale), -(-request.width // model.scale)
             for segment in plan.segments:
                 at = done - before
+                if segment.shape is not None:
+                    seen_before = (run.latents(x),)
+                    initial = Initial(noise=generator.normal(segment.shape), references=seen_before)
+                    x = run.array(initial.noise * np.float32(segment.schedule.initial))
                 for moved, denoised, sigma, seconds in self._walk(run, segment, x, initial, generator, at, cache):
                     x, done = moved, done + 1
                     self.runtime.clock.add("steps", seconds)
                     read, most = partial(run.latents, x), max(total, done)
                     see = partial(preview.seen, self._preview, partial(run.latents, denoised), *seen)
+                    if segment is not plan.segments[-1] and plan.segments[-1].shape is not None:
+                        see = partial(preview.hidden, *seen)
                     size = request.width, request.height
                     yield Step(index=done, total=most, sigma=sigma, seconds=seconds, size=size, read=read, see=see)
             latents = start.last(run.latents(x), plan, initial)

@@ -59,7 +59,7 @@ class TinyPreview:
             if not self._failed:
                 self._model.runtime.notify("warning", f"there is no preview by the tiny VAE: {clean(error, 150)}")
             self._failed = True
-            return np.full((rows, columns, 3), 128, np.uint8)
+            return hidden(rows, columns)
 
     def _decoded(self, latents: NDArray[np.float32]) -> Uint8:
         residents, halves = self._model.residents, self._halves
@@ -146,10 +146,10 @@ def fitted(model: DiffusionModel, vae: Component | None) -> PreviewMap:
     """Return the map that is kept for the weights of `vae`, or one that is fitted now to a picture of noise. Without
     weights it is not kept. Raises DoesNotFit, ModelError and NumericsError."""
     file = None if vae is None else folder() / f"{fingerprint(vae.plan.files)[:32]}.f64"
-    kept = None if file is None else _read(file, model.channels)
+    kept = None if file is None else _read(file, model.decoded_channels)
     if kept is not None:
         return PreviewMap(kept, file)
-    latents, scale = noise(model.channels), model.scale
+    latents, scale = noise(model.decoded_channels), model.scale
     pixels = model.vae.decode(latents)
     half = latents.shape[2] // 2
     error = difference(_fitted(sums_of(latents[:, :, :half], pixels[:, :, : half * scale])),
@@ -170,6 +170,11 @@ def seen(
     if fit is None:
         raise UsageError("a preview needs pipe.fit_preview() before the stream")
     return fit.seen(read(), rows, columns)
+
+
+def hidden(rows: int, columns: int) -> Uint8:
+    """Return the preview of latents that no VAE decodes: grey."""
+    return np.full((rows, columns, 3), 128, np.uint8)
 
 
 def noise(channels: int) -> NDArray[np.float32]:

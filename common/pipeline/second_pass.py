@@ -89,6 +89,8 @@ def check(model: DiffusionModel, request: Request) -> None:
         return
     if request.mask is not None:
         raise UsageError("hires is for whole pictures: leave out the mask, or draw the result on with -i and --mask")
+    if model.inputs.most == 0:
+        raise UsageError(f"hires: this model draws from text alone: {model.inputs.refusal}; leave it out")
     if model.inputs.layers is not None:
         raise UsageError("hires: this model takes a picture apart into layers in one pass; leave it out")
     if request.caches:

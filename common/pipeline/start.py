@@ -25,8 +25,7 @@ from qwenimg.common.request.request import OPTIONS, Request
 
 def latent_shape(model: DiffusionModel, request: Request) -> LatentShape:
     """Return the shape of the latents."""
-    width, height = sizes.render_size(request.width, request.height, model.multiple)
-    return LatentShape(model.inputs.frames(request), height // model.scale, width // model.scale)
+    return LatentShape(model.inputs.frames(request), *model.latent_sides(request.width, request.height))
 
 
 def check_size(model: DiffusionModel, request: Request) -> None:
@@ -38,8 +37,8 @@ def check_size(model: DiffusionModel, request: Request) -> None:
 
 def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
     """Return whether the latents have at least FEWEST values, the fewest that torch's vectorized generator draws."""
-    rows, columns = sizes.render_size(width, height, model.multiple)
-    return rows * columns // model.scale**2 * model.channels >= FEWEST
+    rows, columns = model.latent_sides(width, height)
+    return rows * columns * model.channels >= FEWEST
 
 
 def given_images(values: Mapping[str, object]) -> list[NDArray[np.uint8]]:

@@ -103,6 +103,21 @@ class FamilyOptions:
         after="refine_at",
     ))  # fmt: skip
 
+    decoder_steps: int = option(10, Option(
+        help="{bounds}, the steps of Stable Cascade's decoder, which makes the picture of what --steps drew",
+        call="{bounds}, the steps of Stable Cascade's decoder", section="Model", metavar="N", least=1, most=1000,
+        recorded="changed",
+        unsupported="this model's decoder makes one step",
+        after="clip_skip",
+    ))  # fmt: skip
+    decoder_guidance: float = option(0.0, Option(
+        help="{bounds}, how closely Stable Cascade's decoder follows the prompt; up to 1 it is off",
+        call="{bounds}, guidance of Stable Cascade's decoder; up to 1 it is off", section="Model", metavar="X",
+        least=0, most=MAX_GUIDANCE, recorded="changed",
+        unsupported="this model's decoder has no guidance",
+        after="decoder_steps",
+    ))  # fmt: skip
+
     def __post_init__(self) -> None:
         converted_fields(self)
         checked_fields(self)

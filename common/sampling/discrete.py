@@ -17,6 +17,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from operator import mul
 from pathlib import Path
+from typing import Protocol
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
@@ -200,7 +201,13 @@ class DiscreteSchedule:
         return high - 1 + math.log(sigma / below) / math.log(above / below)
 
 
-def clock(levels: DiscreteSchedule, schedule: Schedule) -> Callable[[float], float]:
+class Timed(Protocol):
+    """Noise levels that have a time each."""
+
+    def timestep(self, sigma: float) -> float: ...
+
+
+def clock(levels: Timed, schedule: Schedule) -> Callable[[float], float]:
     """Return a function from a noise level to the model's time: from the schedule at its own levels, from the
     training between them."""
     named = dict(zip(schedule.sigmas, schedule.timesteps, strict=False))

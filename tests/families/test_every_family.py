@@ -189,7 +189,7 @@ def test_both_backends_draw_the_same_by_other_samplers(
 OF_FAMILIES = {
     "caption": "zh", "step_cache": 0.9, "cached_calls": "2", "guidance_rescale": 0.7, "cfg_normalization": 1.0,
     "cfg_truncation": 0.5, "skip_layers": "0", "skip_layer_scale": 5.0, "layers": 2, "refine_at": 0.5, "clip_skip": 1,
-    "control_mode": "control",
+    "control_mode": "control", "decoder_steps": 3, "decoder_guidance": 2.0,
 }  # fmt: skip
 
 

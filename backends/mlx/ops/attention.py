@@ -25,9 +25,12 @@ def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: b
     """Return softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D], in v's dtype.
 
     Scores and softmax are float32: in the fused kernel where there is one, else by computing in float32. `mask` [B 1 1
-    S] is True where a key counts. `causal` queries are the last L of the S tokens, and see those before them. Fewer key
-    heads than query heads are shared.
+    S] is True where a key counts. `causal` queries are the last L of the S tokens, and see those before them, with a
+    mask those that count. Fewer key heads than query heads are shared.
     """
+    if causal and mask is not None:
+        L, S = q.shape[1], k.shape[1]
+        mask, causal = mask & (mx.arange(S) <= mx.arange(S - L, S)[:, None]), False
     D, scale = v.shape[-1], q.shape[-1] ** -0.5
     fused = has_kernel(v)
     dtype, width = (v.dtype, padded_width(D)) if fused else (mx.float32, D)

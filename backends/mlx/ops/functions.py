@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.compile import fused
@@ -149,6 +150,20 @@ def apart(function: Callable[[Array], Result], x: Array, count: int) -> Result:
     if isinstance(parts[0], mx.array):
         return cast(Result, mx.concatenate(cast(list[Array], parts), axis=0))
     return cast(Result, tuple(mx.concatenate(some, axis=0) for some in zip(*cast(list[Any], parts), strict=True)))
+
+
+def stretched(x: Array, height: int, width: int) -> Array:
+    """Stretch an image [B h w C] bilinearly to height x width, its corners kept, in float32, and float32 out."""
+    return _stretched(_stretched(at_least_float32(x), 1, height), 2, width)
+
+
+def _stretched(x: Array, axis: int, size: int) -> Array:
+    count = x.shape[axis]
+    places = np.arange(size) * ((count - 1) / max(size - 1, 1))
+    low = np.minimum(places.astype(np.int32), max(count - 2, 0))
+    share = mx.array((places - low).astype(np.float32)).reshape([size if i == axis else 1 for i in range(4)])
+    below, above = (mx.take(x, mx.array(at), axis=axis) for at in (low, np.minimum(low + 1, count - 1)))
+    return below + share * (above - below)
 
 
 def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, ...]:

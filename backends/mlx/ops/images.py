@@ -88,6 +88,11 @@ def joined_patches(x: Array, like: Array, patch: int) -> Array:
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(x.shape[0], h, w, -1)
 
 
+def edged(x: Array) -> Array:
+    """Repeat the pixels at all edges once: [B h w C] -> [B h+2 w+2 C]."""
+    return mx.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="edge")
+
+
 def beside(x: Array, other: Array) -> Array:
     """Concatenate the channels of two images."""
     return mx.concatenate((x, other), axis=-1)

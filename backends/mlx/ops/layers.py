@@ -170,6 +170,55 @@ class Conv2d(mlx.nn.Module):
         return seen("conv2d", self.path, y)
 
 
+class ConvTranspose2d(mlx.nn.Module):
+    path = ""
+    compute: Compute | None = None
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
+        super().__init__()
+        self.weight = mx.zeros((inputs, kernel, kernel, outputs))  # as any kernel is laid out, inputs first
+        self.bias = mx.zeros((outputs,))
+        self.stride, self.padding = stride, padding
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
+        product."""
+        return self.weight.dtype if self.compute is None else mx.float32
+
+    def __call__(self, x: Array) -> Array:
+        """Return [B h w in] -> [B h' w' out] in the layer's dtype."""
+
+        def convolve(x: Array, weight: Array) -> Array:
+            return mx.conv_transpose2d(x, weight.transpose(3, 1, 2, 0), stride=self.stride, padding=self.padding)
+
+        if self.compute is not None:
+            return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
+        y = convolve(x.astype(self.dtype), self.weight)
+        return seen("conv2d", self.path, _biased(self.dtype)(y, self.bias))
+
+
+class ResponseNorm(mlx.nn.Module):
+    """The global response norm of ConvNeXt V2 (S. Woo et al., 2023), over the tokens of an image."""
+
+    path = ""
+
+    def __init__(self, channels: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.gamma = mx.zeros((channels,))
+        self.beta = mx.zeros((channels,))
+
+    def __call__(self, x: Array) -> Array:
+        """Return x * (1 + gamma * share) + beta for x [B L C], where a channel's share is its length over all tokens by
+        the mean length of all channels, in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        length = mx.sqrt(mx.maximum(mx.sum(mx.square(wide), axis=1, keepdims=True), 1e-24))
+        share = length / (mx.mean(length, axis=-1, keepdims=True) + self.eps)
+        gamma, beta = self.gamma.astype(wide.dtype), self.beta.astype(wide.dtype)
+        return seen("response_norm", self.path, (wide * (1 + gamma * share) + beta).astype(x.dtype))
+
+
 @cache
 def _biased(dtype: mx.Dtype) -> Callable[..., Array]:
     """Return a function that adds a bias in y's dtype and casts the sum to `dtype`."""

@@ -56,12 +56,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causa
     """Return softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D], in v's dtype.
 
     Torch's kernels keep scores and softmax in float32. `mask` [B 1 1 S] is True where a key counts. `causal` queries
-    are the last L of the S tokens, and see those before them. Fewer key heads than query heads are shared.
+    are the last L of the S tokens, and see those before them, with a mask those that count. Fewer key heads than query
+    heads are shared.
     """
     q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
-    if causal and q.shape[2] < k.shape[2]:  # torch would take them for the first L
+    if causal and (mask is not None or q.shape[2] < k.shape[2]):  # torch would take them for the first L
         ones = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-        mask, causal = ones.tril(k.shape[2] - q.shape[2]), False
+        before = ones.tril(k.shape[2] - q.shape[2])
+        mask, causal = before if mask is None else before & mask, False
     shared = True if k.shape[1] != q.shape[1] else False  # noqa: SIM210 (a compiler takes no symbol for a bool)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
     return seen("attention", "", out.transpose(1, 2).flatten(-2))

@@ -162,6 +162,12 @@ def apart(function: Callable[[Tensor], Result], x: Tensor, count: int) -> Result
     return cast(Result, tuple(torch.cat(some, dim=0) for some in zip(*cast(list[Any], parts), strict=True)))
 
 
+def stretched(x: Tensor, height: int, width: int) -> Tensor:
+    """Stretch an image [B C h w] bilinearly to height x width, its corners kept, in float32, and float32 out."""
+    size = (height, width)
+    return F.interpolate(at_least_float32(x), size, mode="bilinear", align_corners=True)
+
+
 def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor, ...]:
     """Split modulation rows [R count*C] into `count` vectors: each [R 1 C] (R is 1 or the batch), or [1 L C] when
     `index` [L] gives each token its row."""

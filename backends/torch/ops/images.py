@@ -90,6 +90,12 @@ def joined_patches(x: Tensor, like: Tensor, patch: int) -> Tensor:
     return x.permute(0, 5, 1, 3, 2, 4).reshape(x.shape[0], -1, h, w)
 
 
+def edged(x: Tensor) -> Tensor:
+    """Repeat the pixels at all edges once: [B C h w] -> [B C h+2 w+2]."""
+    x = torch.cat((x[:, :, :1], x, x[:, :, -1:]), dim=2)
+    return torch.cat((x[..., :1], x, x[..., -1:]), dim=3)
+
+
 def beside(x: Tensor, other: Tensor) -> Tensor:
     """Concatenate the channels of two images."""
     return torch.cat((x, other), dim=1)

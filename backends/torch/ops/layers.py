@@ -43,7 +43,9 @@ def _rows(weight: Tensor, bias: Tensor | None, count: int) -> Iterator[tuple[Ten
     return zip(weights, [None] * len(weights) if bias is None else bias.split(count), strict=True)
 
 
-def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: Linear | Conv2d) -> Tensor:
+def _scaled(
+    compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: Linear | Conv2d | ConvTranspose2d
+) -> Tensor:
     """Return `product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in
     float32, where the bias is added."""
     dtype = DTYPES[compute.dtype]
@@ -272,6 +274,52 @@ class Conv2d(Blank, torch.nn.Conv2d):
             return self.out_channels
         parts = -(-size // most)
         return -(-self.out_channels // (32 * parts)) * 32
+
+
+class ConvTranspose2d(Blank, torch.nn.ConvTranspose2d):
+    path = ""
+    compute: Compute | None = None
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0):
+        super().__init__(inputs, outputs, kernel, stride, padding)
+        self.margin = padding
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
+        product."""
+        return self.weight.dtype if self.compute is None else torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Return [B in h w] -> [B out h' w'] in the layer's dtype."""
+        if self.compute is not None:
+            convolve = partial(F.conv_transpose2d, stride=self.stride, padding=self.margin)
+            return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
+        wide = self.dtype if multiplies(self.dtype, x.device.type) else torch.float32
+        bias = None if self.bias is None else self.bias.to(wide)
+        y = F.conv_transpose2d(x.to(self.dtype).to(wide), self.weight.to(wide), bias, self.stride, self.margin)
+        return seen("conv2d", self.path, y.to(self.dtype))
+
+
+class ResponseNorm(torch.nn.Module):
+    """The global response norm of ConvNeXt V2 (S. Woo et al., 2023), over the tokens of an image."""
+
+    path = ""
+
+    def __init__(self, channels: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.gamma = torch.nn.Parameter(torch.empty(channels))
+        self.beta = torch.nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x * (1 + gamma * share) + beta for x [B L C], where a channel's share is its length over all tokens by
+        the mean length of all channels, in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        length = wide.square().sum(1, keepdim=True).clamp_min(1e-24).sqrt()
+        share = length / (length.mean(-1, keepdim=True) + self.eps)
+        gamma, beta = (_wide(self, name, wide.dtype) for name in ("gamma", "beta"))
+        return seen("response_norm", self.path, torch.addcmul(beta, wide, 1 + gamma * share).to(x.dtype))
 
 
 class ChannelNorm(torch.nn.Module):

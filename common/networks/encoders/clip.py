@@ -4,7 +4,8 @@ What is unusual about them:
 - three kinds: ViT-L (quick_gelu), OpenCLIP-H cut to 23 of its 24 layers (gelu), and bigG with a projection (gelu);
 - keys start with `text_model.` in published files; transformers 5 leaves it out for a model without projection;
 - `position_ids`, a buffer, is in older files;
-- attention is causal and padding is not masked: the padded positions are part of the conditioning;
+- attention is causal and padding is not masked: the padded positions are part of the conditioning. Stable Cascade masks
+  it, and takes the states of the padded positions all the same;
 - SD 1.x and 2.x use the last state after the final norm, SDXL and SD3 the last but one without it, Flux.1 none;
 - the pooled vector is that of the end token: the first with `eos_token_id`, or where that is the wrong 2 of older
   configurations the largest id, which is the same token in CLIP's own vocabulary;
@@ -84,6 +85,7 @@ class CLIPConfig(LayerSizes):
     hidden_act: str = "quick_gelu"
     layer_norm_eps: float = 1e-5
     eos_token_id: int = field(default=LEGACY_EOS, metadata={"min": 0, "max": 2**20})
+    masks_padding: bool = field(default=False, metadata={"in_files": False})  # True: no token sees padding
 
     def __post_init__(self) -> None:
         self.check_layers(ACTIVATIONS)

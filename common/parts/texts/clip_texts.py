@@ -76,6 +76,10 @@ class ClipTexts(Texts[ClipKey]):
             states.append(found.reshape(1, -1, found.shape[-1]).swapaxes(1, 2))
         return engine.join(states).swapaxes(1, 2), pooled[:1]
 
+    def used_states(self, config: CLIPConfig, clip_skip: int) -> tuple[int, bool]:
+        """Return which states of a text encoder are used, as `clip.used_states` does. Raises UsageError."""
+        return clip.used_states(config, self.penultimate, clip_skip)
+
     def chunks(self, key: ClipKey) -> list[list[Chunk]]:
         """Return the chunks of a prompt for each text encoder, of 77 tokens each."""
         tokenizers = [files.tokenizer for files in self._tokenizers]
@@ -125,7 +129,7 @@ class ClipTexts(Texts[ClipKey]):
         return partial(
             encoder.encode,
             [chunk.ids for chunk in chunks],
-            *clip.used_states(config, self.penultimate, key.clip_skip),
+            *self.used_states(config, key.clip_skip),
             *_vectors(chunks, [one.vectors[name] for one in key.inversions]),
         )
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.control_net import Controller, ControlNet, networks
 from qwenimg.common.parts.vae import VAEHalves
@@ -77,6 +78,17 @@ class DiffusionModel(ABC):
     def heads(self) -> int:
         """The number of the denoiser's attention heads, if ranks can share its tokens; else 0."""
         return 0
+
+    @property
+    def decoded_channels(self) -> int:
+        """The channels of the latents that are decoded."""
+        return self.channels
+
+    def latent_sides(self, width: int, height: int) -> tuple[int, int]:
+        """Return rows and columns of the latents that a run begins with, for an image of width x height pixels. Raises
+        UsageError."""
+        width, height = sizes.render_size(width, height, self.multiple)
+        return height // self.scale, width // self.scale
 
     # An image, in the order of a run
 

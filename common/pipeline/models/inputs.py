@@ -152,6 +152,7 @@ class PictureInputs:
 
     fewest: int = 0  # pictures of a request
     most: int = 1
+    refusal: str = ""  # of a model that takes none, the reason
     alpha: bool = False  # True: pictures keep their alpha; else they are put on white
     repeats: bool = False  # True: from the noise that a picture was made of, the model draws it again
     mask: BlendedMask | MaskInput = BlendedMask()
@@ -226,6 +227,8 @@ class PictureInputs:
         shown = clean(name, 60)
         if count < self.fewest:
             raise UsageError(f"{shown} needs a picture: give it, as in qwenimg PROMPT -i PICTURE -m {shown}")
+        if count > self.most == 0:
+            raise UsageError(f"{shown} draws from text alone: {self.refusal}; leave the picture out")
         if count > self.most:
             several = f"; several are for {others.several}" if others.several and self.most == 1 else ""
             taken = "one" if self.most == 1 else f"at most {self.most}"

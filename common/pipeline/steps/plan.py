@@ -25,11 +25,13 @@ Solver: TypeAlias = Callable[[Array, Schedule, DenoiseFunction, Noise], States]
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A part of the schedule that one denoiser samples: all of it, or the base's or the refiner's part."""
+    """A part of the schedule that one denoiser samples: all of it, or the base's or the refiner's part; or a schedule
+    of its own, from the noise of latents of another `shape`, for which those before it are a picture that is seen."""
 
     schedule: Schedule
     solver: Solver
     refines: bool = False
+    shape: tuple[int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ from qwenimg.common.weights.keys import ALL, Place, Rows
 _ANY = ("base_model_model_", "model_", "module_", "pipe_")
 DENOISER = (
     *("transformer_", "unet_", "diffusion_model_", "lora_unet_", "lora_transformer_", "lycoris_"),
-    *("dit_", "net_"),
+    *("dit_", "net_", "lora_prior_unet_"),
 )
-TEXT = ("text_encoder_", "lora_te_", "lora_te1_", "lycoris_te_", "lycoris_text_encoder_")
+TEXT = ("text_encoder_", "lora_te_", "lora_prior_te_", "lora_te1_", "lycoris_te_", "lycoris_text_encoder_")
 TEXT_1 = ("text_encoder_", "lora_te1_", "lycoris_te1_")
 TEXT_2 = ("text_encoder_2_", "lora_te2_", "lycoris_te2_")
 

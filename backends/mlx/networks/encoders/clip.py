@@ -50,10 +50,10 @@ class Attention(mlx.nn.Module):
         """[B S C] -> [B S H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def __call__(self, x: Array) -> Array:
-        """[B S C] -> [B S C]."""
+    def __call__(self, x: Array, mask: Array | None = None) -> Array:
+        """[B S C] -> [B S C]; mask [B 1 1 S] as for `ops.attention`."""
         q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        return self.out_proj(self.attend.result(ops.attention(q, k, self.attend.values(v), causal=self.causal)))
+        return self.out_proj(self.attend.result(ops.attention(q, k, self.attend.values(v), mask, causal=self.causal)))
 
 
 ACTIVATIONS = {"quick_gelu": ops.quick_gelu, "gelu": ops.gelu_erf, "gelu_pytorch_tanh": ops.gelu}
@@ -79,9 +79,10 @@ class EncoderLayer(mlx.nn.Module):
         self.layer_norm2 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp = MLP(config)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, mask: Array | None = None) -> Array:
         """[B S C] -> [B S C]."""
-        x = ops.residual(x, self.self_attn(self.layer_norm1(x)))
+        normed = self.layer_norm1(x)
+        x = ops.residual(x, self.self_attn(normed) if mask is None else self.self_attn(normed, mask))
         return ops.residual(x, self.mlp(self.layer_norm2(x)))
 
 
@@ -90,11 +91,11 @@ class Encoder(mlx.nn.Module):
         super().__init__()
         self.layers = [EncoderLayer(config, causal=True) for _ in range(config.num_hidden_layers)]
 
-    def __call__(self, x: Array) -> list[Array]:
+    def __call__(self, x: Array, mask: Array | None = None) -> list[Array]:
         """Return the states [B S C] before each layer, and after the last."""
         states = [x]
         for layer in self.layers:
-            states.append(layer(states[-1]))
+            states.append(layer(states[-1]) if mask is None else layer(states[-1], mask))
         return states
 
 
@@ -118,14 +119,16 @@ class CLIPTextEncoder(mlx.nn.Module):
         normed: bool,
         places: Sequence[Place] = (),
         vectors: Array | None = None,
+        mask: Array | None = None,
     ) -> tuple[Array, Array]:
         """Encode token ids [B S], with the position of each row's end token, to states [B S C] and pooled vectors [B
         P].
 
         The states are those before the last `skipped` layers, with the final norm if `normed`. P is C where there is no
-        projection. `vectors` [N C] of textual inversion replace the embeddings of the tokens at `places`.
+        projection. `vectors` [N C] of textual inversion replace the embeddings of the tokens at `places`. mask [B 1 1
+        S]: True for the tokens that others see.
         """
-        states = self.encoder(self.embeddings(ids, places, vectors))
+        states = self.encoder(self.embeddings(ids, places, vectors), mask)
         chosen = states[-1 - skipped]
         rows = [states[-1][row : row + 1, end] for row, end in enumerate(ends)]
         pooled = self.final_layer_norm(mx.concatenate(rows))
@@ -152,7 +155,8 @@ class Runner(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
         """Encode chunks of ids [N S] to states [N S C] and pooled vectors [N P], with the `vectors` at their places."""
         ends = [eos_position(self.config, chunk) for chunk in ids]
         rows = ops.placed([list(chunk) for chunk in ids])
-        if vectors is None:
-            return self.model(rows, ends, skipped, normed)
-        added = ops.table(vectors, self.table_dtype)
-        return self.model(rows, ends, skipped, normed, places, added)
+        added = None if vectors is None else ops.table(vectors, self.table_dtype)
+        if self.config.masks_padding:
+            mask = ops.placed(np.arange(len(ids[0])) <= np.array(ends)[:, None, None, None])
+            return self.model(rows, ends, skipped, normed, places, added, mask)
+        return self.model(rows, ends, skipped, normed, *(() if added is None else (places, added)))

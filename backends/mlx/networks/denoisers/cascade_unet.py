@@ -1,0 +1,307 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""Stable Cascade's UNets. What is unusual about them: `qwenimg.common.networks.denoisers.cascade_unet`.
+
+B batch, L image tokens, S tokens of the condition, H heads, D head dim, C channels, T channels of a time's row.
+Attribute paths are checkpoint keys. The stream is tokens, and `plane` [h w] has their sides. Keys and values of the
+condition come ready from `context`, since they depend on no step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Pair, kept, with_known
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.ops import images
+from qwenimg.common.networks.denoisers.cascade_unet import NORM_EPS, WIDER, CascadeConfig, Level
+from qwenimg.common.runtime.engine import NumpyArray
+
+# Keys and values of the condition for each block of a level; None for a block without attention
+Context = list[Pair | None]
+
+# Layers
+
+
+class ResBlock(mlx.nn.Module):
+    def __init__(self, config: CascadeConfig, width: int, skip: int):
+        super().__init__()
+        side = config.kernel_size
+        self.depthwise = ops.Conv2d(width, width, side, padding=side // 2, groups=width)
+        layers = [
+            ops.Linear(width + skip, WIDER * width),
+            mlx.nn.Identity(),
+            ops.ResponseNorm(WIDER * width, NORM_EPS),
+        ]
+        layers += [mlx.nn.Identity(), ops.Linear(WIDER * width, width)]
+        self.channelwise = layers
+
+    def __call__(self, x: Array, plane: Array, skip: Array | None = None) -> Array:
+        """Run the block on x [B L C]; `skip` [B L C']: of the level on the way down."""
+        y = ops.unit_norm(images.tokens(self.depthwise(images.on_plane(x, plane))), NORM_EPS)
+        y = y if skip is None else mx.concatenate((y, ops.at_least_float32(skip)), axis=-1)
+        y = self.channelwise[2](ops.gelu_erf(self.channelwise[0](y)))
+        return ops.residual(x, self.channelwise[4](y))
+
+
+class TimestepBlock(mlx.nn.Module):
+    def __init__(self, config: CascadeConfig, width: int):
+        super().__init__()
+        self.mapper = ops.Linear(config.timestep_ratio_embedding_dim, 2 * width)
+        self.more = config.timestep_conditioning_type
+        for name in self.more:
+            setattr(self, f"mapper_{name}", ops.Linear(config.timestep_ratio_embedding_dim, 2 * width))
+
+    def __call__(self, x: Array, time: Array) -> Array:
+        """Scale and shift x [B L C] by the sinusoids [1 T] of the time and of further values."""
+        first, *others = ops.chunks(time, 1 + len(self.more), None)
+        rows = self.mapper(first)
+        for name, other in zip(self.more, others, strict=True):
+            rows = ops.add(rows, getattr(self, f"mapper_{name}")(other))
+        width = x.shape[-1]
+        return ops.modulated(x, rows[..., width:], rows[..., :width], x.dtype)
+
+
+class Attention(mlx.nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.to_q = ops.Linear(width, width)
+        self.to_k = ops.Linear(width, width)
+        self.to_v = ops.Linear(width, width)
+        self.to_out = [ops.Linear(width, width)]
+        self.attend = ops.Attend()
+
+    def split(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], self.heads, -1)
+
+    def pair(self, x: Array) -> Pair:
+        """Return keys and values [B L H D] of [B L C]."""
+        return self.split(self.to_k(x)), self.attend.values(self.split(self.to_v(x)))
+
+    def __call__(self, x: Array, context: Pair) -> Array:
+        """Attend from x [B L C] to itself, and to keys and values [B S H D]: [B L C]."""
+        k, v = with_known(self.attend, *self.pair(x), context)
+        return self.to_out[0](self.attend(self.split(self.to_q(x)), k, v))
+
+
+class AttnBlock(mlx.nn.Module):
+    def __init__(self, config: CascadeConfig, width: int, heads: int):
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.kv_mapper = [mlx.nn.Identity(), ops.Linear(config.conditioning_dim, width)]
+
+    def context(self, text: Array) -> Pair:
+        """Return keys and values of the condition: [B S C'] -> [B S H D] each."""
+        return kept(self.attention.attend, *self.attention.pair(self.kv_mapper[1](ops.silu(text))))
+
+    def __call__(self, x: Array, context: Pair) -> Array:
+        """Run the block on x [B L C]."""
+        return ops.residual(x, self.attention(ops.unit_norm(x, NORM_EPS), context))
+
+
+def mapper(channels: int, width: int) -> Any:
+    """Return the two layers by which an embedding or pixels enter."""
+    first, second = ops.Linear(channels, WIDER * width), ops.Linear(WIDER * width, width)
+    return [first, mlx.nn.Identity(), second]
+
+
+def mapped(layers: Any, hidden: Array) -> Array:
+    """Return the normed tokens [B L C] of what the first layer makes, [B L 4C]."""
+    return ops.unit_norm(layers[2](ops.gelu_erf(hidden)), NORM_EPS)
+
+
+def level_blocks(config: CascadeConfig, level: Level) -> Any:
+    """Return the blocks of a level."""
+    blocks: list[mlx.nn.Module] = []
+    for layer in range(level.layers):
+        blocks += [ResBlock(config, level.width, 0 if layer else level.skip), TimestepBlock(config, level.width)]
+        blocks += [AttnBlock(config, level.width, level.heads)] if level.heads else []
+    return blocks
+
+
+def repeat_mappers(level: Level) -> Any:
+    """Return the layers between the repetitions of a level."""
+    return [ops.Linear(level.width, level.width) for _ in range(level.repeats - 1)]
+
+
+class SameSize(mlx.nn.Module):
+    """The layer between two levels of one size; it is `blocks` `place`."""
+
+    def __init__(self, inputs: int, outputs: int, place: int):
+        super().__init__()
+        layer = ops.Linear(inputs, outputs)
+        layers = [mlx.nn.Identity(), layer] if place else [layer, mlx.nn.Identity()]
+        self.place = place
+        self.blocks = layers
+
+    def __call__(self, x: Array) -> Array:
+        return self.blocks[self.place](x)
+
+
+# Model
+
+
+class CascadeUNet(mlx.nn.Module):
+    def __init__(self, config: CascadeConfig, stream: mx.Dtype):
+        super().__init__()
+        self.config, self.stream = config, stream
+        widths, cond, p = config.block_out_channels, config.conditioning_dim, config.patch_size
+        if config.effnet_in_channels:
+            self.effnet_mapper = mapper(config.effnet_in_channels, widths[0])
+        if config.pixel_mapper_in_channels:
+            self.pixels_mapper = mapper(config.pixel_mapper_in_channels, widths[0])
+        self.clip_txt_pooled_mapper = ops.Linear(config.clip_text_pooled_in_channels, config.clip_seq * cond)
+        if config.clip_text_in_channels and config.clip_image_in_channels:
+            self.clip_txt_mapper = ops.Linear(config.clip_text_in_channels, cond)
+            self.clip_img_mapper = ops.Linear(config.clip_image_in_channels, config.clip_seq * cond)
+        first = ops.Linear(p * p * config.in_channels, widths[0])
+        self.embedding = [mlx.nn.Identity(), first]
+        self.down_blocks = [level_blocks(config, level) for level in config.down]
+        self.down_downscalers = [self.downscaler(i) for i in range(len(widths))]
+        self.down_repeat_mappers = [repeat_mappers(level) for level in config.down]
+        self.up_blocks = [level_blocks(config, level) for level in config.up]
+        self.up_upscalers = [self.upscaler(i) for i in reversed(range(len(widths)))]
+        self.up_repeat_mappers = [repeat_mappers(level) for level in config.up]
+        last = ops.Linear(widths[0], p * p * config.out_channels)
+        self.clf = [mlx.nn.Identity(), last]
+
+    def downscaler(self, level: int) -> Any:
+        """Return the layers that lead to a level."""
+        widths = self.config.block_out_channels
+        if level == 0:
+            return []
+        sizes = widths[level - 1], widths[level]
+        layer = SameSize(*sizes, 0) if self.config.one_size else ops.Conv2d(*sizes, 2, 2)
+        return [mlx.nn.Identity(), layer]
+
+    def upscaler(self, level: int) -> Any:
+        """Return the layers that lead up from a level."""
+        widths = self.config.block_out_channels
+        if level == 0:
+            return []
+        sizes = widths[level], widths[level - 1]
+        layer = SameSize(*sizes, 1) if self.config.one_size else ops.ConvTranspose2d(*sizes, 2, 2)
+        return [mlx.nn.Identity(), layer]
+
+    def condition(self, pooled: Array, text: Array | None) -> Array:
+        """Return the normed tokens [1 S C] of a pooled vector [1 P], and of text states [1 S' C'] if it sees them, with
+        those of no picture."""
+        shape = (1, self.config.clip_seq, -1)
+        tokens = self.clip_txt_pooled_mapper(pooled).reshape(*shape)
+        if text is not None:
+            picture = ops.contiguous(self.clip_img_mapper.bias).reshape(*shape)
+            tokens = mx.concatenate((self.clip_txt_mapper(text), tokens, picture), axis=1)
+        return ops.unit_norm(tokens, NORM_EPS)
+
+    def context(self, pooled: Array, text: Array | None) -> list[Context]:
+        """Return keys and values of the condition in each block of each level, down and up."""
+        tokens = self.condition(pooled, text)
+        levels: Any = [*self.down_blocks, *self.up_blocks]
+        return [[b.context(tokens) if isinstance(b, AttnBlock) else None for b in blocks] for blocks in levels]
+
+    def added(self, embedding: Array, height: int, width: int) -> Array:
+        """Return what is added to the first tokens: the layers of an embedding [1 E h w], stretched to height x width,
+        and those of black pixels: [1 L C]."""
+        stretched = images.tokens(ops.stretched(embedding, height, width))
+        tokens = mapped(self.effnet_mapper, self.effnet_mapper[0](stretched))
+        if self.config.pixel_mapper_in_channels:
+            tokens = ops.add(tokens, mapped(self.pixels_mapper, self.pixels_mapper[0].bias[None, None]))
+        return tokens
+
+    def run(
+        self, level: Level, blocks: Any, between: Any, x: Array, plane: Array, time: Array, context: Context,
+        skip: Array | None,
+    ) -> Array:  # fmt: skip
+        """Run the blocks of a level as often as it says on x [B L C]. skip: of the level on the way down."""
+        for turn in range(level.repeats):
+            x = x if turn == 0 else ops.stream(between[turn - 1](x), self.stream)
+            for place, (block, pair) in enumerate(zip(blocks, context, strict=True)):
+                if pair is not None:
+                    x = block(x, pair)
+                elif isinstance(block, TimestepBlock):
+                    x = block(x, time)
+                else:
+                    x = block(x, plane) if skip is None or place else block(x, plane, skip)
+                x = ops.async_eval(x)
+        return x
+
+    def scaled(self, layer: Any, x: Array, plane: Array) -> tuple[Array, Array]:
+        """Return the tokens of the next level, and its plane."""
+        y = ops.unit_norm(x, NORM_EPS)
+        if self.config.one_size:
+            return ops.stream(layer(y), self.stream), plane
+        image = layer(images.on_plane(y, plane))
+        return ops.stream(images.tokens(image), self.stream), images.plane(image)
+
+    def __call__(self, latents: Array, time: Array, context: list[Context], added: Array | None = None) -> Array:
+        """Predict the noise [B h w C] of latents [B h w C] for the sinusoids [1 T] of the time.
+
+        context: from `self.context`; added [1 L C]: from `self.added`.
+        """
+        p, config = self.config.patch_size, self.config
+        patches = images.patches(latents, p) if p > 1 else latents
+        x = ops.unit_norm(self.embedding[1](images.tokens(patches)), NORM_EPS)
+        x = ops.stream(x if added is None else ops.add(x, added), self.stream)
+        plane, states = images.plane(patches), list[tuple[Array, Array]]()
+        downscalers: Any = self.down_downscalers
+        upscalers: Any = self.up_upscalers
+        for i, level in enumerate(config.down):
+            if i:
+                x, plane = self.scaled(downscalers[i][1], x, plane)
+            x = self.run(level, self.down_blocks[i], self.down_repeat_mappers[i], x, plane, time, context[i], None)
+            states.append((x, plane))
+        x, plane = states.pop()
+        for i, level in enumerate(config.up):
+            skip = None
+            if i:
+                x, below = self.scaled(upscalers[i - 1][1], x, plane)
+                skip, plane = states.pop()
+                if below.shape != plane.shape:
+                    image = ops.stretched(images.on_plane(x, below), *plane.shape)
+                    x = ops.stream(images.tokens(image), self.stream)
+            pairs = context[len(config.down) + i]
+            x = self.run(level, self.up_blocks[i], self.up_repeat_mappers[i], x, plane, time, pairs, skip)
+        image = images.on_plane(self.clf[1](ops.unit_norm(x, NORM_EPS)), plane)
+        return images.unpatched(image, p) if p > 1 else image
+
+
+# Runner
+
+
+@dataclass(frozen=True)
+class Condition:
+    context: list[Context]
+    added: Array | None
+
+
+class Runner(LoadedNetwork[CascadeConfig, CascadeUNet]):
+    network, role = CascadeUNet, "transformer"
+
+    @ops.computes
+    def condition(
+        self,
+        pooled: Array,
+        text: Array | None = None,
+        embedding: Array | None = None,
+        grid: tuple[int, int] = (0, 0),
+    ) -> Condition:
+        """Prepare the pooled vector [1 P] of a text, and for the prior its states [1 S C]; for the decoder the
+        embedding [1 E h w] of the image, in the order of the pipeline, for `grid` rows and columns of tokens."""
+        added = None if embedding is None else self.model.added(images.from_bchw(embedding), *grid)
+        context = ops.eval(self.model.context(pooled, text))
+        return Condition(context, added if added is None else ops.eval(added))
+
+    @ops.computes
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict the noise [1 C h w] in float32 for scaled latents x [1 C h w], both in the order of the pipeline, and
+        sinusoids of the time."""
+        time = ops.table(step, self.table_dtype)
+        made = self.model(images.from_bchw(x), time, condition.context, condition.added)
+        return images.to_bchw(ops.at_least_float32(made))

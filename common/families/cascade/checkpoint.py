@@ -1,0 +1,111 @@
+"""Rows from which a Stable Cascade is opened. Its halves are published apart: the decoder with text encoder and VAE,
+and the prior."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.hf_cache import find_cached
+from qwenimg.common.base.safe_files import is_folder
+from qwenimg.common.families import tokenizers
+from qwenimg.common.families.cascade.known import NAME, PRIOR
+from qwenimg.common.families.fits import Fit
+from qwenimg.common.families.opening import SCHEDULER, Given, Opening, Source, check_tensors
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers import cascade_names, cascade_unet
+from qwenimg.common.networks.encoders import clip, clip_names
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes import paella_names, paella_vae
+from qwenimg.common.prompts.clip import EOS_PAD
+from qwenimg.common.sampling import wuerstchen
+
+NETWORKS: dict[str, Network] = {
+    "transformer": cascade_unet.NETWORK,
+    "decoder": cascade_unet.NETWORK,
+    "text_encoder": replace(clip.NETWORK, stated={"masks_padding": True}),
+    "vae": paella_vae.NETWORK,
+}
+"""The prior is the transformer."""
+LAYOUTS = {
+    "transformer": cascade_names.PRIOR,
+    "decoder": cascade_names.DECODER,
+    "text_encoder": clip_names.LAYOUTS,
+    "vae": paella_names.LAYOUTS,
+}
+_FOLDERS = {"transformer": ("prior", "prior_prior"), "vae": ("vqgan",)}
+TEXT = "text_encoder.clip_g."
+"""The start of the names of the text encoder in ComfyUI's files."""
+FITS = (
+    Fit(
+        "the prior wants text states of {} channels, the text encoder makes {}",
+        lambda configs: configs["transformer"].clip_text_in_channels or 0,
+        lambda configs: [configs["text_encoder"].hidden_size],
+    ),
+    Fit(
+        "the prior wants a pooled text of {} channels, the text encoder makes {}",
+        lambda configs: configs["transformer"].clip_text_pooled_in_channels,
+        lambda configs: [configs["text_encoder"].projection_dim or 0],
+    ),
+    Fit(
+        "the decoder wants a pooled text of {} channels, the text encoder makes {}",
+        lambda configs: configs["decoder"].clip_text_pooled_in_channels,
+        lambda configs: [configs["text_encoder"].projection_dim or 0],
+    ),
+    Fit(
+        "the decoder wants an embedding of {} channels, the prior makes {}",
+        lambda configs: configs["decoder"].effnet_in_channels or 0,
+        lambda configs: [configs["transformer"].out_channels],
+    ),
+    Fit(
+        "the decoder takes {} channels, the VAE's latents have {}",
+        lambda configs: configs["decoder"].in_channels,
+        lambda configs: [configs["vae"].latent_channels],
+    ),
+)
+
+
+def _given(source: Source) -> Given:
+    """Return the parts that are given: the prior, unless it is, is in the folder of the model, or the one of its own
+    repository in the hub's cache. A folder of the prior's own pipeline is taken for its prior."""
+    given = dict(source.options.parts)
+    if (
+        (prior := given.get("transformer")) is None
+        and not source.in_one_file
+        and not is_folder(source.own("transformer"))
+    ):
+        prior = find_cached(f"{PRIOR.repo}/prior")
+    if prior is not None:
+        inside = prior / "prior"
+        given["transformer"] = inside if is_folder(inside) else prior
+    return given
+
+
+def _levels(source: Source) -> Any:
+    path = source.small_file(SCHEDULER)
+    return wuerstchen.parse_cosine(read_json(path), path)
+
+
+def parts_of(header: Header) -> list[str]:
+    """Return the parts in a file that has a decoder; none of another file."""
+    if cascade_names.DECODER.find_in(header) is None:
+        return []
+    has_text = any(name.startswith(TEXT) for name in header.tensors)
+    has_vae = paella_names.LAYOUTS.find(header.tensors) is not None
+    return ["decoder", *(["text_encoder"] if has_text else []), *(["vae"] if has_vae else [])]
+
+
+OPENING = Opening(
+    networks=NETWORKS,
+    layouts=LAYOUTS,
+    model=lambda source: NAME,
+    tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, {"text_encoder": EOS_PAD}),
+    levels=_levels,
+    given=_given,
+    folders=lambda source, part: (*_FOLDERS.get(part, ()), part),
+    inside=parts_of,
+    prefixes={"text_encoder": TEXT},
+    notes={"transformer": f" (or qwenimg pull {PRIOR.name})"},
+    check_file=lambda source, parts: check_tensors(source, parts, "Stable Cascade"),
+)
