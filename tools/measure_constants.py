@@ -32,6 +32,7 @@ import torch
 from support import random_folders
 from support.tiny_anima import write_tiny_anima
 from support.tiny_auraflow import write_tiny_auraflow
+from support.tiny_cascade import write_tiny_cascade
 from support.tiny_chroma import write_tiny_chroma
 from support.tiny_control import write_controlnet, write_patches
 from support.tiny_edit import write_tiny_edit
@@ -98,6 +99,7 @@ WRITERS = {
     "flux2-dev": write_tiny_flux2_dev,
     "flux3": partial(write_tiny_flux3, distilled=True),
     "sd3": write_tiny_sd3,
+    "cascade": write_tiny_cascade,
     "chroma": write_tiny_chroma,
     "ernie": write_tiny_ernie,
     "krea2": write_tiny_krea2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,9 +59,9 @@ class ConvertedPart:
 
 def parts(opened: OpenModel, dtype: str | None) -> list[ConvertedPart]:
     """Return the components of a model that was opened whole. Unquantized weights get `dtype`, or keep their file's."""
-    networks = {network.name: network for network in opened.family.networks}
+    networks, folders = {network.name: network for network in opened.family.networks}, opened.family.folders
     return [
-        _part(name, networks[component.network], component, dtype)
+        _part(folders.get(name, name), networks[component.network], component, dtype)
         for name, component in opened.checkpoint.components.items()
     ]
 
@@ -149,7 +149,8 @@ def small_files(opened: OpenModel, prediction: str | None) -> dict[str, bytes]:
             if inside.split("/")[0] not in weights:
                 data_of[inside] = _read(path)
         data_of |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
-        tables[index.name] = _index(read_json(index), data_of, checkpoint.components)
+        folders = [opened.family.folders.get(name, name) for name in checkpoint.components]
+        tables[index.name] = _index(read_json(index), data_of, folders)
         if prediction is not None:
             scheduler = "scheduler/scheduler_config.json"
             fields = read_json(source / scheduler, infinities=True)
@@ -176,9 +177,9 @@ def _vocabulary(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if repository.needed(f"tokenizer/{path.name}") and is_file(path)]
 
 
-def _index(index: dict[str, object], files: Mapping[str, bytes], components: Mapping[str, object]) -> dict[str, object]:
+def _index(index: dict[str, object], files: Mapping[str, bytes], folders: Iterable[str]) -> dict[str, object]:
     """Return model_index.json without the parts that are not written, such as a safety checker."""
-    there = {*components, *(path.partition("/")[0] for path in files)}
+    there = {*folders, *(path.partition("/")[0] for path in files)}
     absent = [None, None]
     return {key: absent if isinstance(v, list) and len(v) == 2 and key not in there else v for key, v in index.items()}
 

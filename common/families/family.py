@@ -70,7 +70,8 @@ class Family:
     refused: Mapping[str, str] = field(default_factory=dict)  # start of a class's name: why it is not supported
     components: tuple[tuple[str, ...], ...]  # folders with weights: at least one of each group; the denoiser's first
     precision: DenoiserKind
-    parts: Mapping[str, Network]  # the network of each folder, the denoiser's first
+    parts: Mapping[str, Network]  # the network of each part, the denoiser's first
+    folders: Mapping[str, str] = field(default_factory=dict)  # of parts whose folder has another name
     other_networks: tuple[Network, ...] = ()  # that some of its models have in place of those
     # Completes a known model without files from the folder of its published configurations
     published: Callable[[Checkpoint, Path], Checkpoint] = lambda checkpoint, folder: checkpoint
@@ -101,7 +102,7 @@ class Family:
 
     @property
     def denoiser(self) -> str:
-        """The folder of the denoiser."""
+        """The name of the denoiser."""
         return self.precision.denoiser
 
     @property

@@ -75,7 +75,7 @@ def _family(has: Callable[[str], bool]) -> Family:
         there = [[has(f"{part}/config.json") for part in group] for group in family.components]
         return sum(not any(group) for group in there), -sum(map(sum, there))
 
-    likely = [family for family in registry.FAMILIES if has(f"{family.denoiser}/config.json")]
+    likely = [family for family in registry.FAMILIES if has(f"{family.components[0][0]}/config.json")]
     return min(likely or [next(iter(registry.FAMILIES))], key=lacking)
 
 

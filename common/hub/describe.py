@@ -189,11 +189,12 @@ def _networks(folder: Path) -> dict[str, str]:
     """Return the names of the model's networks by their folders, of which several may have one kind of configuration;
     nothing for a model that cannot be opened."""
     try:
-        checkpoint = registry.open_model(folder).checkpoint
+        opened = registry.open_model(folder)
     except ModelError:
         return {}
-    checkpoint.close()
-    return {name: part.network for name, part in checkpoint.components.items()}
+    opened.close()
+    names = opened.family.folders
+    return {names.get(name, name): part.network for name, part in opened.checkpoint.components.items()}
 
 
 def _open(folder: Path, description: Description, *, parts: bool = False) -> None:

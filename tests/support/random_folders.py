@@ -22,6 +22,7 @@ from support import (
     tiny_auraflow,
     tiny_autoencoder,
     tiny_bert,
+    tiny_cascade,
     tiny_chroma,
     tiny_edit,
     tiny_ernie,
@@ -572,6 +573,48 @@ def _sana(sizes: Sizes) -> Parts:
     }
 
 
+def _cascade(sizes: Sizes) -> Parts:
+    text = _clip(sizes, "bigG", projection_dim=sizes.whole(16, 80))
+    pooled, embedding = {"clip_text_pooled_in_channels": text.config.projection_dim}, sizes.whole(4, 20)
+
+    def times() -> dict[str, Any]:
+        return {
+            "timestep_ratio_embedding_dim": sizes.whole(4, 24, of=2),
+            "conditioning_dim": sizes.whole(8, 64),
+            "clip_seq": sizes.whole(1, 4),
+            "kernel_size": 2 * sizes.whole(0, 2) + 1,
+        }
+
+    heads = sizes.whole(1, 4)
+    prior = tiny_cascade.PRIOR | pooled | times() | {
+        "in_channels": embedding,
+        "out_channels": embedding,
+        "num_attention_heads": (heads, heads),
+        "block_out_channels": (heads * sizes.whole(6, 20),) * 2,
+        "down_num_layers_per_block": (sizes.whole(1, 3), sizes.whole(1, 3)),
+        "up_num_layers_per_block": (sizes.whole(1, 3), sizes.whole(1, 3)),
+        "clip_text_in_channels": text.config.hidden_size,
+        "clip_image_in_channels": sizes.whole(8, 48),
+    }  # fmt: skip
+    heads = sizes.whole(1, 4)
+    decoder = tiny_cascade.DECODER | pooled | times() | {
+        "num_attention_heads": (0, 0, heads),
+        "block_out_channels": (sizes.whole(6, 24), sizes.whole(6, 32), heads * sizes.whole(6, 16)),
+        "down_num_layers_per_block": tuple(sizes.whole(1, 3) for _ in range(3)),
+        "up_num_layers_per_block": tuple(sizes.whole(1, 3) for _ in range(3)),
+        "up_blocks_repeat_mappers": tuple(sizes.whole(1, 3) for _ in range(3)),
+        "effnet_in_channels": embedding,
+    }  # fmt: skip
+    return {
+        "text_encoder": text,
+        "prior": tiny_cascade.tiny_unet(sizes.next_seed(), prior),
+        "decoder": tiny_cascade.tiny_unet(sizes.next_seed(), decoder),
+        "vqgan": tiny_cascade.tiny_vqgan(
+            sizes.next_seed(), embed_dim=4 * sizes.whole(2, 10), bottleneck_blocks=sizes.whole(1, 4)
+        ),
+    }
+
+
 def _hunyuan(sizes: Sizes) -> Parts:
     """Of 1.1, which has all that 1.2 has."""
     t5, heads = _t5(sizes, 1000, 8 * sizes.whole(3, 20)), sizes.whole(1, 4)
@@ -790,6 +833,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "sana": (tiny_sana.write_tiny_sana, _sana),
     "lumina": (tiny_lumina.write_tiny_lumina, _lumina),
     "hunyuan": (partial(tiny_hunyuan.write_tiny_hunyuan, kind="hunyuan-1.1"), _hunyuan),
+    "cascade": (tiny_cascade.write_tiny_cascade, _cascade),
     "pixart": (partial(tiny_pixart.write_tiny_pixart, kind="pixart-alpha"), _pixart),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),

@@ -12,7 +12,7 @@ from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.families import tokenizers
 from qwenimg.common.families.cascade.known import NAME, PRIOR
 from qwenimg.common.families.fits import Fit
-from qwenimg.common.families.opening import SCHEDULER, Given, Opening, Source, check_tensors
+from qwenimg.common.families.opening import SCHEDULER, Given, Opening, Source, check_tensors, lacks
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import cascade_names, cascade_unet
 from qwenimg.common.networks.encoders import clip, clip_names
@@ -34,7 +34,7 @@ LAYOUTS = {
     "text_encoder": clip_names.LAYOUTS,
     "vae": paella_names.LAYOUTS,
 }
-_FOLDERS = {"transformer": ("prior", "prior_prior"), "vae": ("vqgan",)}
+FOLDERS = {"transformer": ("prior", "prior_prior"), "vae": ("vqgan",)}
 TEXT = "text_encoder.clip_g."
 """The start of the names of the text encoder in ComfyUI's files."""
 FITS = (
@@ -66,6 +66,9 @@ FITS = (
 )
 
 
+_PRIOR_APART = f" (or: qwenimg pull {PRIOR.name})"
+
+
 def _given(source: Source) -> Given:
     """Return the parts that are given: the prior, unless it is, is in the folder of the model, or the one of its own
     repository in the hub's cache. A folder of the prior's own pipeline is taken for its prior."""
@@ -76,6 +79,8 @@ def _given(source: Source) -> Given:
         and not is_folder(source.own("transformer"))
     ):
         prior = find_cached(f"{PRIOR.repo}/prior")
+        if prior is None:
+            raise lacks(source.path, ["transformer"], _PRIOR_APART)
     if prior is not None:
         inside = prior / "prior"
         given["transformer"] = inside if is_folder(inside) else prior
@@ -103,9 +108,9 @@ OPENING = Opening(
     tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, {"text_encoder": EOS_PAD}),
     levels=_levels,
     given=_given,
-    folders=lambda source, part: (*_FOLDERS.get(part, ()), part),
+    folders=lambda source, part: (*FOLDERS.get(part, ()), part),
     inside=parts_of,
     prefixes={"text_encoder": TEXT},
-    notes={"transformer": f" (or qwenimg pull {PRIOR.name})"},
+    notes={"transformer": _PRIOR_APART},
     check_file=lambda source, parts: check_tensors(source, parts, "Stable Cascade"),
 )

@@ -47,9 +47,10 @@ FAMILY = Family(
         "StableCascadePriorPipeline": "is the prior of Stable Cascade alone: open the folder of its decoder, "
         "and give this one by --transformer"
     },
-    components=(("decoder",), ("text_encoder",), ("vqgan", "vae")),
+    components=(("decoder", "prior"), ("text_encoder",), ("vqgan",)),
     precision=KIND,
     parts=NETWORKS,
+    folders={"transformer": "prior", "vae": "vqgan"},
     fits=FITS,
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,

@@ -236,7 +236,8 @@ def _attention(config: CascadeConfig, width: int) -> Manifest:
 def uses(config: CascadeConfig, stored: Manifest) -> ParamUses:
     """Return the use of each tensor: 1x1 kernels are matrices, and a norm's gains and biases vectors."""
     vectors = {name: ParamUse(shape[-1:]) for name, shape in stored.items() if name.endswith(("gamma", "beta"))}
-    matrices = {name: ParamUse(shape[:2]) for name, shape in stored.items() if shape[2:] == (1, 1)}
+    kernels = (name for name, shape in stored.items() if shape[2:] == (1, 1) and "depthwise" not in name)
+    matrices = {name: ParamUse(stored[name][:2]) for name in kernels}
     return {name: ParamUse(shape) for name, shape in stored.items()} | matrices | vectors
 
 
@@ -257,7 +258,11 @@ NETWORK = Network(
         Block(name="block", paths=re.compile(r"(?:down|up)_blocks\.\d+\.\d+"), streams=1, depth=1),
         Block(name="time", paths=re.compile(r"down_blocks\.0\.1\.mapper")),
         Block(name="start", paths=re.compile("clip_txt_mapper|clip_txt_pooled_mapper|clip_img_mapper|embedding.1")),
-        Block(name="between", paths=re.compile(r"(?:down_downscalers|up_upscalers|\w+_repeat_mappers)\.\d+\..+")),
+        Block(
+            name="between",
+            paths=re.compile(r"(?:down_downscalers|up_upscalers|\w+_repeat_mappers)\.\d+\..+"),
+            image=True,
+        ),
         Block(name="head", paths=re.compile(r"clf\.1")),
         Block(name="model", paths=re.compile(""), image=True),
     ),
