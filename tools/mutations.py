@@ -23,6 +23,7 @@ from support.mutant import PRECISIONS, Judged, Mutant
 from support.mutant_tables import TABLES
 from support.tiny_anima import write_tiny_anima
 from support.tiny_auraflow import write_tiny_auraflow
+from support.tiny_cascade import write_tiny_cascade
 from support.tiny_chroma import write_tiny_chroma
 from support.tiny_edit import write_tiny_edit
 from support.tiny_ernie import write_tiny_ernie
@@ -55,7 +56,7 @@ TITLES = {
     "qwen-edit": "Qwen-Image-Edit",
     "qwen-layered": "Qwen-Image-Layered", "longcat": "LongCat-Image", "chroma": "Chroma", "ernie": "ERNIE-Image",
     "krea2": "Krea 2", "anima": "Anima", "ovis": "Ovis-Image", "lumina": "Lumina-Image 2.0",
-    "pixart": "PixArt", "auraflow": "AuraFlow",
+    "pixart": "PixArt", "cascade": "Stable Cascade", "auraflow": "AuraFlow",
     "sana": "SANA", "sana-sprint": "SANA-Sprint",
     "hunyuan": "Hunyuan-DiT",
     "qwen21": "Qwen-Image-2.1",
@@ -78,6 +79,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "krea2": write_tiny_krea2,
     "anima": write_tiny_anima,
     "auraflow": write_tiny_auraflow,
+    "cascade": write_tiny_cascade,
     "lumina": write_tiny_lumina,
     "sana": write_tiny_sana,
     "sana-sprint": lambda folder: write_tiny_sana(folder, "sana-sprint"),

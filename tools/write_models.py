@@ -46,8 +46,9 @@ def _row(known: KnownModel) -> tuple[str, ...]:
     size = f"{known.width}x{known.height}"
     download = size_text(known.bytes) if known.bytes else "comes with qwenimg"
     with closing(_planned(known, MUCH)) as pipe:
-        picture = {"image": np.full((1024, 1024, 3), HALF, np.uint8)}
-        model, request = pipe.model, pipe.check(PROMPT, **pipe.model.inputs.placeholder() | picture, strength=1)
+        model, grey = pipe.model, np.full((1024, 1024, 3), HALF, np.uint8)
+        picture = {} if model.inputs.most == 0 else {"image": grey, "strength": 1}
+        request = pipe.check(PROMPT, **model.inputs.placeholder() | picture)
         sees = model.inputs.seen(request) or model.inputs.mask.is_input
         edits, control, loras = (
             "yes" if has else "no" for has in (sees, _is_controlled(known, pipe), pipe.loras.names)

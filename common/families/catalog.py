@@ -35,7 +35,8 @@ from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
 from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, TINY_VAES, Download
 
-# What each `known.py` has is taken from here: KNOWN, and where it has them SMALL_FILES, CONTROLS, ADAPTERS, REFUSED.
+# What each `known.py` has is taken from here: KNOWN, and where it has them SMALL_FILES, PARTS, CONTROLS,
+# ADAPTERS, REFUSED.
 _FAMILIES = (
     *(qwen_image, qwen_image_21, z_image, flux2, flux2_dev, flux3, flux),
     *(stable_diffusion, sd3, longcat, chroma, ernie, krea2, anima, ovis, lumina, pixart, auraflow, sana, hunyuan),
@@ -63,11 +64,13 @@ DESCRIBING = "qwen-image-layered"
 _SMALL_FILES: list[Download] = [
     download for family in _FAMILIES if (download := getattr(family, "SMALL_FILES", None)) is not None
 ]
+PARTS: list[Download] = [download for family in _FAMILIES for download in getattr(family, "PARTS", ())]
+"""The parts of models that are published by themselves and known by name."""
 CONTROLS: list[Download] = [download for family in _FAMILIES for download in getattr(family, "CONTROLS", ())]
 """The control networks that are known by name."""
 ADAPTERS: list[Download] = [download for family in _FAMILIES for download in getattr(family, "ADAPTERS", ())]
 """The IP-Adapters that are known by name."""
-NAMED: tuple[Download, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS, *ADAPTERS, *TINY_VAES)
+NAMED: tuple[Download, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *PARTS, *CONTROLS, *ADAPTERS, *TINY_VAES)
 
 _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.(safetensors|gguf))", re.ASCII)
 
@@ -109,6 +112,7 @@ _REFUSED: list[dict[str, str]] = [getattr(family, "REFUSED", {}) for family in _
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
     **{download.name: _SMALL + download.name for download in _SMALL_FILES},
+    **{one.name: f"{one.title} alone: draw with {one.needed_by}, or give it with {one.option}" for one in PARTS},
     **{download.name: f"a control network: give it with --control {download.name}=PICTURE" for download in CONTROLS},
     **{one.name: f"an IP-Adapter: give it with --ip-adapter {one.name} --ip-image PICTURE" for one in ADAPTERS},
     **{download.name: f"a tiny VAE: give it with --vae {download.name}" for download in TINY_VAES},

@@ -79,7 +79,7 @@ def _download(download: Download) -> ListedModel:
     tokenizers = {CLIP_TOKENIZER.name: is_tokenizer, T5_TOKENIZER.name: is_t5_tokenizer}
     has = (
         partial(_has_all, download)
-        if download.controls or download.is_tiny_vae
+        if download.controls or download.is_tiny_vae or download.option
         else tokenizers.get(download.name, _has_small_files)
     )
     here: Here = "yes" if any(map(has, folders)) else "no"

@@ -67,9 +67,11 @@ def model_hash(opened: OpenModel) -> Callable[[], dict[str, str]]:
 
 
 def _print_at(checkpoint: Checkpoint, path: Path) -> str:
-    """Return the fingerprint of the component that was read from the folder or file `path`."""
-    plans = (part.plan for part in checkpoint.components.values())
-    return next(fingerprint(plan.files) for plan in plans if path in _places(plan))
+    """Return the fingerprint of the component that was read from the folder or file `path`, or from a folder in it."""
+    plans = [part.plan for part in checkpoint.components.values()]
+    found = [plan for plan in plans if path in _places(plan)]
+    found += [plan for plan in plans if path in {place.parent for place in _places(plan)}]
+    return fingerprint(found[0].files)
 
 
 def _print(checkpoint: Checkpoint, component: str) -> str:

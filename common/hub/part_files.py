@@ -67,7 +67,8 @@ def find_part(given: str | Path) -> Path:
     if os.path.lexists(path) or kind_of_path(path) is not None:
         return path
     download = catalog.find_download(name)
-    cached = find_tiny_vae(name) or find_cached(download.place if download and download.controls else name)
+    has_place = download is not None and (download.controls or download.option)
+    cached = find_tiny_vae(name) or find_cached(download.place if download and has_place else name)
     if cached is None and download is not None:
         shown, where = clean(name, 100), clean(cache_folder(), 60)
         raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")

@@ -20,6 +20,8 @@ class Download:
     tokenizer: str = "tokenizer"  # the folder of it, if there is one
     family: str = ""  # the family of models whose small files they are
     is_tiny_vae: bool = False
+    needed_by: str = ""  # of a part of a model that is published by itself: the name of the model,
+    option: str = ""  # and the option that takes the part
     controls: str = ""  # the family of models that they control, as a control network or an IP-Adapter
     is_ip_adapter: bool = False  # the adapter first; its image encoder, which it may share, after it
 

@@ -59,3 +59,5 @@ class CallOptions(TypedDict, total=False):
     control_mode: str | None
     refine_at: float | None
     clip_skip: int | None
+    decoder_steps: int | None
+    decoder_guidance: float | None

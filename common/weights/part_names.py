@@ -16,7 +16,7 @@ PREFIXES = {"transformer": DENOISERS, "vae": ("", *VAES)}
 """By the role of a network, the prefixes that its names may have, the likeliest first; of a text encoder, any."""
 _NAMED = r"(?:clip|t5|pile_t5|umt5|qwen|gemma|llama|mistral)\w{0,40}"
 _TEXT = re.compile(
-    rf"text_encoders\.(?:\w{{1,60}}\.(?:transformer\.)?|(?=\w{{1,20}}_model$))|{_NAMED}\.(?:transformer\.|(?=logit_scale$))",
+    rf"text_encoders\.(?:\w{{1,60}}\.(?:transformer\.)?|(?=\w{{1,20}}_model$))|text_encoder\.clip_g\.|{_NAMED}\.(?:transformer\.|(?=logit_scale$))",
     re.ASCII,
 )
 PARTS = ("text_encoder", "vae")

@@ -10,6 +10,7 @@ from qwenimg.common.hub.resolve import resolve
 from support import (
     mutants_anima,
     mutants_auraflow,
+    mutants_cascade,
     mutants_chroma,
     mutants_ernie,
     mutants_flux,
@@ -67,6 +68,7 @@ TABLES: Mapping[str, Table] = {
     "ernie": Table(mutants_ernie.MUTANTS, mutants_ernie.judge),
     "krea2": Table(mutants_krea2.MUTANTS, mutants_krea2.judge),
     "anima": Table(mutants_anima.MUTANTS, mutants_anima.judge),
+    "cascade": Table(mutants_cascade.MUTANTS, mutants_cascade.judge),
     "auraflow": Table(mutants_auraflow.MUTANTS, lambda tiny, scratch: Judge(tiny["auraflow"])),
     "lumina": Table(mutants_lumina.MUTANTS, lambda tiny, scratch: Judge(tiny["lumina"])),
     "sana": Table(mutants_sana.MUTANTS, lambda tiny, scratch: Judge(tiny["sana"])),

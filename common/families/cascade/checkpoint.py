@@ -73,13 +73,10 @@ def _given(source: Source) -> Given:
     """Return the parts that are given: the prior, unless it is, is in the folder of the model, or the one of its own
     repository in the hub's cache. A folder of the prior's own pipeline is taken for its prior."""
     given = dict(source.options.parts)
-    if (
-        (prior := given.get("transformer")) is None
-        and not source.in_one_file
-        and not is_folder(source.own("transformer"))
-    ):
+    prior = given.get("transformer")
+    if prior is None and (source.in_one_file or not is_folder(source.own("transformer"))):
         prior = find_cached(f"{PRIOR.repo}/prior")
-        if prior is None:
+        if prior is None and not source.in_one_file:
             raise lacks(source.path, ["transformer"], _PRIOR_APART)
     if prior is not None:
         inside = prior / "prior"
@@ -112,5 +109,5 @@ OPENING = Opening(
     inside=parts_of,
     prefixes={"text_encoder": TEXT},
     notes={"transformer": _PRIOR_APART},
-    check_file=lambda source, parts: check_tensors(source, parts, "Stable Cascade"),
+    check_file=lambda source, parts: check_tensors(source, parts, "Stable Cascade", ("vae.down_blocks.",)),
 )

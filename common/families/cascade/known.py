@@ -5,8 +5,8 @@ from __future__ import annotations
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.parts.downloads import Download
 
-NAME, LITE = "stable-cascade", "stable-cascade-lite"
-"""The folders of published configurations."""
+NAME = "stable-cascade"
+"""The folder of published configurations."""
 LICENSE = "Stability AI non-commercial research (Stable Cascade)"
 PRIOR = Download(
     name="stable-cascade-prior",
@@ -16,20 +16,23 @@ PRIOR = Download(
     license=LICENSE,
     purpose="the first half of stable-cascade, which makes an embedding of the picture",
     files=("prior/config.json", "prior/diffusion_pytorch_model.bf16.safetensors"),
-    family="cascade",
+    needed_by=NAME,
+    option="--transformer",
 )
+PARTS = (PRIOR,)
 CASCADE = KnownModel(
     name=NAME,
     repo="stabilityai/stable-cascade",
     title="Stable Cascade, 3.6B + 1.5B",
     license=LICENSE,
-    purpose="pictures of 1024 pixels from an embedding of 24 x 24",
+    purpose=f"pictures of 1024 pixels in two parts; needs {PRIOR.name} too",
     steps=20,
     guidance=4.0,
     bytes=9_100_000_000,
     memory=10_000_000_000,
     family="cascade",
-    dtype="bfloat16",
+    dtype="float32",
+    denoiser_dtype="bfloat16",
     aliases=("cascade",),
     files=("stable_cascade_stage_b", "stage_b_bf16", "stage_b"),
 )

@@ -18,7 +18,7 @@ from qwenimg.common.networks.denoisers.cascade_unet import CascadeConfig
 from qwenimg.common.networks.layout import QKV, Layout, Layouts, StoredShapes
 from qwenimg.common.weights.keys import Place, Rows
 
-HEAD_DIM = 64  # of all published ones
+HEAD_DIM, PATCH = 64, 2  # of all published ones, and of their decoders
 _ATTENTION = re.compile(r"(.+\.attention)\.(?:to_([qkv])|to_out\.0)(?:\.(weight|bias))?")
 _BLOCK = re.compile(r"(down|up)_blocks\.(\d{1,2})\.(\d{1,4})\.")
 _REPEAT = re.compile(r"(down|up)_repeat_mappers\.(\d{1,2})\.(\d{1,4})\.weight")
@@ -34,7 +34,12 @@ def _place(name: str, config: CascadeConfig) -> Place:
             return Place(f"{owner}.attn.out_proj.{leaf}")
         index = _LETTERS[letter]
         return Place(f"{owner}.attn.in_proj_{leaf}", Rows(index, index + 1, 3))
-    return Place(name if config.is_prior else name.replace(_POOLED, _CLIP))
+    return Place(name)
+
+
+def _decoder_place(name: str, config: CascadeConfig) -> Place:
+    """Return the same of the decoder."""
+    return _place(name.replace(_POOLED, _CLIP), config)
 
 
 def in_loras(path: str) -> Iterator[Place]:
@@ -47,17 +52,20 @@ def in_loras(path: str) -> Iterator[Place]:
 
 
 def _config(stored: StoredShapes, like: CascadeConfig) -> CascadeConfig:
-    """Return the configuration for stored shapes. The channels of a head, the size of patches, and the tokens of a
-    pooled text are those of `like`, or published ones."""
+    """Return the configuration for stored shapes. The channels of a head and the tokens of a pooled text are
+    published ones, or those of `like`; a decoder sees patches of two latents a side."""
     widths, attends, counts = _levels(stored, "down")
     _, _, up_counts = _levels(stored, "up")
     is_prior = "clip_txt_mapper.weight" in stored
     [pooled] = stored.shape("clip_txt_pooled_mapper.bias", 1)
-    channels, pixels = stored.shape("clf.1.bias", 1)[0], like.patch_size**2
+    side = 1 if is_prior else PATCH
+    channels, pixels = stored.shape("clf.1.bias", 1)[0], side**2
     heads = [width // HEAD_DIM for width in widths]
     data: dict[str, Any] = asdict(like) | {
+        "patch_size": side,
         "in_channels": stored.shape("embedding.1.weight", 4)[1] // pixels,
         "out_channels": channels // pixels,
+        "timestep_ratio_embedding_dim": stored.shape("down_blocks.0.1.mapper.weight", 2)[1],
         "conditioning_dim": pooled // like.clip_seq,
         "block_out_channels": widths,
         "num_attention_heads": list(like.num_attention_heads) if tuple(widths) == like.block_out_channels else heads,
@@ -66,6 +74,9 @@ def _config(stored: StoredShapes, like: CascadeConfig) -> CascadeConfig:
         "down_blocks_repeat_mappers": _repeats(stored, "down", len(widths)),
         "up_blocks_repeat_mappers": _repeats(stored, "up", len(widths)),
         "attending": attends,
+        "clip_text_in_channels": stored.shape("clip_txt_mapper.weight", 2)[1] if is_prior else None,
+        "clip_text_pooled_in_channels": stored.shape("clip_txt_pooled_mapper.weight", 2)[1],
+        "clip_image_in_channels": stored.shape("clip_img_mapper.weight", 2)[1] if is_prior else None,
         "effnet_in_channels": None if is_prior else stored.shape("effnet_mapper.0.weight", 4)[1],
         "pixel_mapper_in_channels": stored.shape("pixels_mapper.0.weight", 4)[1]
         if "pixels_mapper.0.weight" in stored
@@ -100,7 +111,6 @@ def _repeats(stored: StoredShapes, way: str, levels: int) -> list[int]:
 
 
 _layouts = partial(Layouts, network=cascade_unet.NETWORK, config=_config)
-_FIRST = "down_blocks.0.1.mapper_sca.weight"
 PRIOR = _layouts(
     title="Stable Cascade's prior",
     rows=(
@@ -119,7 +129,7 @@ DECODER = _layouts(
         Layout(
             names="its authors' names, as ComfyUI has it",
             signs=("clip_mapper.weight", "effnet_mapper.0.weight"),
-            place=_place,
+            place=_decoder_place,
         ),
         Layout(names="diffusers' names", signs=("clip_txt_pooled_mapper.weight", "effnet_mapper.0.weight")),
     ),

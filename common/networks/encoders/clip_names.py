@@ -2,6 +2,7 @@
 
 Unusual about these files:
 - OpenCLIP has q, k and v in one matrix, and its projection with rows and columns exchanged;
+- ComfyUI's files of Stable Cascade have that projection beside transformers' names;
 - OpenCLIP-H comes with its 24th layer, which Stable Diffusion 2 never uses;
 - stable-diffusion.cpp, when it converts, gives OpenCLIP the names of transformers, in older versions with q, k and v
   apart, and leaves the projection as it was.
@@ -44,6 +45,7 @@ _LAYER = re.compile(r"encoder\.layers\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<leaf>we
 _JOINED = re.compile(r"(?P<attention>.+\.self_attn)\.(?P<part>[qkv])_proj\.(?P<leaf>weight|bias)")
 _OLDER = re.compile(r"(?P<owner>.+\.self_attn)\.(?P<letter>q|k|v|out)_proj")
 _SIGN, _IN_MODEL = "embeddings.token_embedding.weight", "text_model."
+_WHOLE = f"transformer.{_IN_MODEL}"
 _LAST = f"layers.{USED_H}."
 
 
@@ -69,6 +71,11 @@ def _joined(name: str, config: CLIPConfig) -> Place:
         return _converted(name, config)
     index = "qkv".index(match["part"])
     return Place(f"{_IN_MODEL}{match['attention']}.in_proj.{match['leaf']}", Rows(index, index + 1, 3))
+
+
+def _beside(name: str, config: CLIPConfig) -> Place:
+    """Return the place of a parameter in ComfyUI's files of Stable Cascade."""
+    return _OPEN_CLIP_ENDS[name] if name == _PROJECTION else Place(_WHOLE + name)
 
 
 def _config(stored: StoredShapes, like: CLIPConfig) -> CLIPConfig:
@@ -119,6 +126,7 @@ LAYOUTS = Layouts(
             signs=(_IN_MODEL + _SIGN, f"{_IN_MODEL}text_projection"),
             place=_converted,
         ),
+        Layout(names="ComfyUI's names", signs=(_WHOLE + _SIGN, "text_projection"), place=_beside),
         Layout(
             names="transformers' names",
             signs=(_IN_MODEL + _SIGN, f"{_IN_MODEL}encoder.layers.0.layer_norm1.weight"),
@@ -130,6 +138,7 @@ LAYOUTS = Layouts(
     ignored=(
         *("logit_scale", "attn_mask", "text_projection", "embeddings.position_ids", "visual.", f"encoder.{_LAST}"),
         *(f"{_IN_MODEL}{start}" for start in ("text_projection", "embeddings.position_ids", f"encoder.{_LAST}")),
+        f"{_WHOLE}embeddings.position_ids",
         f"transformer.resblocks.{USED_H}.",
     ),
     in_loras=_older,

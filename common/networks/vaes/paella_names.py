@@ -17,7 +17,7 @@ def _config(stored: StoredShapes, like: PaellaConfig) -> PaellaConfig:
     """Return the configuration for stored shapes; the scale of the latents is that of `like`."""
     vectors, z = stored.shape("vquantizer.embedding.weight", 2)
     blocks = len(stored.blocks("up_blocks.0.0.weight"))
-    levels = (len(stored.blocks("down_blocks.0.gammas.weight")) - 1 + 1) // 2
+    levels = len(stored.blocks("down_blocks.0.gammas.weight")) // 2
     data: dict[str, Any] = asdict(like) | {
         "levels": levels,
         "bottleneck_blocks": blocks - 1 - 2 * (levels - 1),

@@ -94,6 +94,8 @@ class CallKeywords(TypedDict, total=False):
     control: Controls | None
     control_mode: str | None
     refine_at: float | None
+    decoder_steps: int | None
+    decoder_guidance: float | None
 
 
 class LoadKeywords(TypedDict, total=False):
