@@ -19,7 +19,7 @@ WRONG = {
     "seed": "x", "steps": "0", "guidance": "-1", "sampler": "nope", "schedule": "nope", "cfg_end": "2",
     "true_cfg": "0.5", "devices": "0", "upscale": "0",
     "step_cache": "3", "cached_calls": "x", "guidance_rescale": "7", "cfg_normalization": "-1", "cfg_truncation": "2",
-    "skip_layers": "9-7", "skip_layer_scale": "-1",
+    "skip_layers": "9-7", "skip_layer_scale": "-1", "decoder_steps": "0", "decoder_guidance": "-1",
     "strength": "9", "refine_at": "4", "layers": "100", "caption": "la",
     "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
     "height": "0", "prediction": "x", "variant": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",

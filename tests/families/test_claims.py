@@ -74,7 +74,7 @@ GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", 
 SHARED = {
     "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
     "sd15 text_encoder": {"stable-diffusion", "sd3", "flux"},
-    "sdxl text_encoder_2": {"stable-diffusion", "sd3"},  # CLIP-G
+    "sdxl text_encoder_2": {"stable-diffusion", "sd3", "cascade"},  # CLIP-G
     "flux-schnell text_encoder_2": {"sd3", "flux", "chroma", "pixart", "hunyuan"},  # T5
     "sd3-medium text_encoder_3": {"sd3", "flux", "chroma", "pixart", "hunyuan"},
     "z-image-turbo text_encoder": {"z-image", "flux2", "anima", "ovis"},  # Qwen3

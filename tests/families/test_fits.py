@@ -62,6 +62,9 @@ WIDTHS = {
     "sana-1.5": "transformer.caption_channels text_encoder.state_size transformer.in_channels vae.latent_channels",
     "hunyuan-dit": "transformer.cross_attention_dim text_encoder.hidden_size transformer.cross_attention_dim_t5 "
     "text_encoder_2.d_model transformer.in_channels vae.latent_channels",
+    "stable-cascade": "transformer.clip_text_in_channels transformer.clip_text_pooled_in_channels "
+    "decoder.clip_text_pooled_in_channels decoder.effnet_in_channels decoder.in_channels text_encoder.hidden_size "
+    "vae.latent_channels",
     "anima": "text_conditioner.source_dim transformer.text_embed_dim transformer.in_channels vae.z_dim",
     "ovis-image": "transformer.joint_attention_dim text_encoder.state_size transformer.in_channels vae.latent_channels",
     "longcat-image": "transformer.joint_attention_dim text_encoder.hidden_size transformer.in_channels "

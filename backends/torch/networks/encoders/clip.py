@@ -155,6 +155,6 @@ class Runner(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
         rows = ops.placed([list(chunk) for chunk in ids], self.device)
         added = None if vectors is None else ops.table(vectors, self.table_dtype, self.device)
         if self.config.masks_padding:
-            mask = ops.placed(np.arange(len(ids[0])) <= np.array(ends)[:, None, None, None], self.device)
+            mask = ops.placed([[[[place <= end for place in range(len(ids[0]))]]] for end in ends], self.device)
             return self.model(rows, ends, skipped, normed, places, added, mask)
         return self.model(rows, ends, skipped, normed, *(() if added is None else (places, added)))
