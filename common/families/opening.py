@@ -103,7 +103,9 @@ class Source:
 
     def published(self, part: str, network: Network) -> Any:
         """Return the configuration of a part as it is published. Raises ModelError and UsageError."""
-        return known_configs.read(self.model, part, network)
+        folders = self.rows.folders(self, part)
+        place = next((one for one in folders if (data_folder(self.model) / one).is_dir()), part)
+        return known_configs.read(self.model, place, network)
 
 
 def _given(source: Source) -> Given:

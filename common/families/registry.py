@@ -157,7 +157,8 @@ def published(known: KnownModel) -> OpenModel | None:
     if known is catalog.BUILT_IN or (folder := catalog.configurations(known)) is None:
         return None
     family = next(family for family in FAMILIES if family.name == known.family)
-    checkpoint = known_configs.checkpoint(known.name, folder, family.parts, known.dtype, known.denoiser_dtype)
+    dtypes = known.dtype, known.denoiser_dtype
+    checkpoint = known_configs.checkpoint(known.name, folder, family.parts, *dtypes, family.folders)
     return OpenModel(
         family=family,
         checkpoint=family.published(checkpoint, folder),

@@ -44,17 +44,24 @@ def small_files(model: str, **levels: object) -> dict[str, dict[str, object]]:
 
 
 def checkpoint(
-    name: str, folder: Path, networks: Mapping[str, Network], dtype: str, denoiser_dtype: str | None
+    name: str,
+    folder: Path,
+    networks: Mapping[str, Network],
+    dtype: str,
+    denoiser_dtype: str | None,
+    folders: Mapping[str, str] = {},
 ) -> Checkpoint:
     """Return the model `name`, whose configurations are in `folder`, without its files. networks: of the parts that it
-    may have. dtype: of the published weights; denoiser_dtype: of the denoiser's, if another."""
-    parts = {part: network for part, network in networks.items() if (folder / part).is_dir()}
+    may have. dtype: of the published weights; denoiser_dtype: of the denoiser's, if another; folders: of parts whose
+    folder has another name."""
+    places = {part: folder / folders.get(part, part) for part in networks}
+    parts = {part: network for part, network in networks.items() if places[part].is_dir()}
     return Checkpoint(
         source=Path(name),
         components={
             part: on_paper(
                 network,
-                read_config(network, folder / part),
+                read_config(network, places[part]),
                 denoiser_dtype if denoiser_dtype and network.role == "transformer" else dtype,
             )
             for part, network in parts.items()

@@ -45,7 +45,7 @@ PIECES = (
     "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "qwen-image-2.1-files", "z-image-files", "flux2-files",
     "flux2-dev-files", "flux3-files", "longcat-files", "ernie-files", "krea2-files",
     "anima-files", "ovis-files", "lumina-files", "auraflow-files", "sana-files", "hunyuan-dit-tokenizers",
-    *CONTROLS, *ADAPTERS, "taesd", "taesdxl", "taesd3", "taef1", "taef2", "taew2_1",
+    "stable-cascade-prior", *CONTROLS, *ADAPTERS, "taesd", "taesdxl", "taesd3", "taef1", "taef2", "taew2_1",
 )  # fmt: skip
 
 

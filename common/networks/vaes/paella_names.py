@@ -33,7 +33,7 @@ LAYOUTS = Layouts(
     title="Stable Cascade",
     rows=(
         Layout(names="its authors' names", signs=(CODEBOOK, "up_blocks.1.gammas")),
-        Layout(names="diffusers' names", signs=("vquantizer.embedding.weight", "up_blocks.1.gammas")),
+        Layout(names="diffusers' names", signs=("up_blocks.1.gammas", "up_blocks.0.0.weight")),
     ),
     config=_config,
 )
