@@ -302,4 +302,4 @@ def test_pictures_that_the_model_does_not_take_are_refused_before_one_is_read(mo
     ended = sent[-1]
     assert isinstance(ended, Finished) and ended.refused and "16 pictures" in ended.error, ended
     with pytest.raises(UsageError, match="no control"):
-        Controls(refusal="this family has no control networks").check_taken("net")
+        Controls(refusal=lambda: "this family has no control networks").check_taken("net")
