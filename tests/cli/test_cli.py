@@ -722,7 +722,7 @@ def test_events(library: Library, tmp_path: Path) -> None:
         **dict.fromkeys(("hires", "hires_strength", "hires_steps", "hires_with", "embedding")),
         **dict.fromkeys(("lora", "lora_mode", "few_steps", "cfg_end", "step_cache", "cached_calls", "true_cfg")),
         **dict.fromkeys(("cfg_normalization", "cfg_truncation", "skip_layers", "skip_layer_scale")),
-        **dict.fromkeys(("only_masked", "mask_blur", "mask_fill", "mask_mode")),
+        **dict.fromkeys(("only_masked", "mask_blur", "mask_fill", "mask_mode", "decoder_steps", "decoder_guidance")),
     }  # fmt: skip
     assert events[2] == {
         "schema": 1, "event": "step", "index": 1, "step": 2, "total": 2, "sigma": 0.5, "seconds": 0.25
