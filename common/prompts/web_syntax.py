@@ -22,29 +22,33 @@ def as_text(prompt: str) -> str:
     return _SIGNS.sub(r"\\\g<0>", _SPLITS.sub(lambda word: word[0].lower(), prompt))
 
 
-def warning(prompt: str) -> str | None:
-    """Return a warning about the first such thing in `prompt` for a model that reads it as words, or None."""
-    syntax = _first(prompt)
+def warning(prompt: str, weighs: bool = False) -> str | None:
+    """Return a warning about the first such thing in `prompt` for a model that reads it as words, or None. weighs: of a
+    model that takes weights and BREAK."""
+    syntax = _first(prompt, weighs)
     if syntax is None:
         return None
+    others = "schedules, alternations and AND" if weighs else "weights, schedules, alternations, AND and BREAK"
     return (
-        f"this model reads {clean(syntax, 40)} as words: weights, schedules, alternations, AND and BREAK are for "
-        "Stable Diffusion; write what the picture shows in a sentence, without brackets and numbers"
+        f"this model reads {clean(syntax, 40)} as words: {others} are for Stable Diffusion; "
+        "write what the picture shows in a sentence, without brackets and numbers"
     )
 
 
-def _first(prompt: str) -> str | None:
+def _first(prompt: str, weighs: bool) -> str | None:
     try:
         change = scheduled.first_change(prompt)
     except UsageError:  # more than would be read
         return "[...|...]"
+    if weighs:
+        return change or _word(prompt, ("AND",))
     weight = _WEIGHT.search(prompt)
-    return change or (weight[0] if weight else None) or _word(prompt)
+    return change or (weight[0] if weight else None) or _word(prompt, ("AND", "BREAK"))
 
 
-def _word(prompt: str) -> str | None:
-    """Return AND or BREAK if it stands alone, in no text of capitals."""
-    for word in _WORDS.finditer(prompt):
+def _word(prompt: str, words: tuple[str, ...]) -> str | None:
+    """Return the first of `words` that stands alone, in no text of capitals."""
+    for word in (found for found in _WORDS.finditer(prompt) if found[0] in words):
         start, end = word.span()
         before, after = prompt[max(0, start - _NEAR) : start].split()[-1:], prompt[end : end + _NEAR].split()[:1]
         near = [text.strip("\"'.,:;!?") for text in (*before, *after)]

@@ -330,8 +330,8 @@ def test_the_picture_is_that_of_the_folder_with_the_change(
 def test_loras_know_the_layouts_of_every_denoiser() -> None:
     """A row of `LAYOUTS` that LoRAs did not know was noticed by nobody."""
     rooms = (Path(denoisers.__file__).parent).glob("*_names.py")
-    found = [getattr(import_module(f"{denoisers.__name__}.{path.stem}"), "LAYOUTS", None) for path in rooms]
-    rows = {one.network.name for one in found if isinstance(one, Layouts)}
+    found = (vars(import_module(f"{denoisers.__name__}.{path.stem}")).values() for path in rooms)
+    rows = {one.network.name for values in found for one in values if isinstance(one, Layouts)}
     expected = rows & {family.networks[0].name for family in registry.FAMILIES}
     print(len(expected), "denoisers:", *sorted(expected))
     assert {one.network.name for one in LAYOUTS} == expected, "name it in common/parts/layouts.py"

@@ -96,14 +96,15 @@ def test_compiled_blocks_have_a_limit_of_their_kind(tiny: dict[str, Path]) -> No
     """But for single norms of a UNet, whose limit is that of any operation."""
     for kind in FIRST.values():
         with closing(open_model.open_files(LoadOptions(model=str(tiny[kind])))) as files:
-            (part,) = files.checkpoint.denoisers
-        assert part.compiled is not None
-        blocks = network(part).traced
-        found = [path for path in modules(part.plan) if part.compiled.fullmatch(path)]
-        print(kind, len(found))
-        for path in found:
-            limited = any(not one.method and one.depth and one.paths.fullmatch(path) for one in blocks)
-            assert limited or path.endswith(".norm"), path
+            parts = files.checkpoint.denoisers
+        for part in parts:
+            assert part.compiled is not None
+            blocks = network(part).traced
+            found = [path for path in modules(part.plan) if part.compiled.fullmatch(path)]
+            print(kind, len(found))
+            for path in found:
+                limited = any(not one.method and one.depth and one.paths.fullmatch(path) for one in blocks)
+                assert limited or path.endswith(".norm"), path
 
 
 # Planted faults

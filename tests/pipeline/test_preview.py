@@ -67,7 +67,7 @@ def linear_model(folder: Path, channels: int = 5, scale: int = 4) -> tuple[Any, 
 
     runtime = SimpleNamespace(notify=lambda kind, text: None)
     vae = SimpleNamespace(decode=decode, plan=SimpleNamespace(files=[opened]))
-    return SimpleNamespace(vae=vae, scale=scale, channels=channels, runtime=runtime), weights
+    return SimpleNamespace(vae=vae, scale=scale, channels=channels, decoded_channels=channels, runtime=runtime), weights
 
 
 def test_a_linear_map_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.steps.step_cache import Pass
+from qwenimg.common.prompts import web_syntax
 from qwenimg.common.prompts.weighted import LENGTH
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -91,6 +92,10 @@ class Cascade(DiffusionModel):
         """Return the prior and the decoder, each with its request and its part of the plan."""
         both = zip(self.requests(request).items(), plan.segments, strict=True)
         return [(name, asked, replace(plan, segments=(segment,))) for (name, asked), segment in both]
+
+    def warnings(self, request: Request) -> list[str]:
+        words = (web_syntax.warning(branch.prompt, weighs=True) for branch in self.guidance.branches(request))
+        return [line for line in words if line][:1]
 
     # Stages
 
