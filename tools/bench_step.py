@@ -871,10 +871,7 @@ def measure(name: str, case: Case, options: argparse.Namespace, folder: Path) ->
         model = None if options.peer == "openvino" else oracles(case, files, bench.DTYPES[dtype], options.device)
         for (image, text), one, reference in zip(sizes, given, references, strict=True):
             plans = [planned(case, part, file) for part, file in zip(case.parts, files, strict=True)]
-            if options.peer == "openvino":
-                arms = [openvino_arm(case, engines[0], plans, one)]
-            else:
-                arms = [oracle_arm(case, model, one)]
+            arms = [openvino_arm(case, engines[0], plans, one) if model is None else oracle_arm(case, model, one)]
             for engine in engines:
                 for policy in bench.POLICIES[dtype]:
                     arms += our_arms(case, engine, plans, policy, one)
@@ -909,10 +906,10 @@ def read_options() -> argparse.Namespace:
         options.tokens = [*(options.tokens or []), f"{(options.size // 16) ** 2}+64"]
     if unknown := [name for name in options.models if name not in known]:
         parser.error(f"no model {unknown[0]}; choose of {', '.join(known)}")
-    if options.peer == "openvino" and (options.device != "cpu" or {*(options.dtypes or ["fp32"])} != {"fp32"}):
-        parser.error("--peer openvino is for --device cpu and --dtypes fp32")
     if options.peer == "openvino":
-        options.dtypes = ["fp32"]
+        options.dtypes = options.dtypes or ["fp32"]
+        if (options.device, {*options.dtypes}) != ("cpu", {"fp32"}):
+            parser.error("--peer openvino is for --device cpu and --dtypes fp32")
     if options.cfg and any(known[name].branches == 1 and name != "qwen" for name in options.models):
         parser.error("--cfg is for qwen")
     return options

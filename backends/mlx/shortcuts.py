@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.nn
-from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.compile import fusing
 from qwenimg.backends.mlx.ops import crossing
 from qwenimg.backends.mlx.ops.quantized import QuantizedLinear
-from qwenimg.common.runtime.shortcuts import CompiledCall, CompiledLook, ProductCall, ProductLook, even, replaced
+from qwenimg.common.runtime import shortcuts
+from qwenimg.common.runtime.shortcuts import CompiledCall, CompiledLook, ProductLook, replaced
 
 
 def compiled(model: mlx.nn.Module, paths: re.Pattern[str], look: CompiledLook) -> AbstractContextManager[None]:
@@ -41,34 +41,4 @@ def compiled(model: mlx.nn.Module, paths: re.Pattern[str], look: CompiledLook) -
 def products(model: mlx.nn.Module, look: ProductLook) -> AbstractContextManager[None]:
     """Pass each call of a layer whose weight is quantized to `look` while the context is open."""
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, QuantizedLinear)]
-
-    def called(path: str, layer: QuantizedLinear, own: Any, x: Array) -> Array:
-        result: Array = own(x)
-        look(_part(path, layer, x, _without_branch(layer, own, x) if layer.branch else result))
-        return result
-
-    return replaced(layers, "__call__", called, lambda path: False)
-
-
-def _without_branch(layer: QuantizedLinear, own: Any, x: Array) -> Array:
-    branch, layer.branch = layer.branch, ()
-    try:
-        result: Array = ops.eval(own(x))
-        return result
-    finally:
-        layer.branch = branch
-
-
-def _part(path: str, layer: QuantizedLinear, x: Array, result: Array) -> ProductCall:
-    inputs, outputs = x.reshape(-1, x.shape[-1]), result.reshape(-1, result.shape[-1])
-    tokens, rows = even(len(inputs)), even(outputs.shape[-1])
-    return ProductCall(
-        path=path,
-        dtype=str(layer.dtype).rpartition(".")[2] if layer.compute is None else layer.compute.dtype,
-        rounded=str(layer.dtype).rpartition(".")[2],
-        x=ops.numpy(inputs[tokens]),
-        result=ops.numpy(outputs[tokens, rows]),
-        weight=layer.outputs(rows),
-        code=layer.code,
-        bias=ops.numpy(layer.bias[rows]) if "bias" in layer else None,
-    )
+    return shortcuts.products(layers, "__call__", look, ops.numpy, plain=())

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.quantized import QuantizedLinear
-from qwenimg.common.runtime.shortcuts import CompiledCall, CompiledLook, ProductCall, ProductLook, even, replaced
+from qwenimg.common.runtime import shortcuts
+from qwenimg.common.runtime.shortcuts import CompiledCall, CompiledLook, ProductLook
 
 
 @contextmanager
@@ -44,34 +44,4 @@ def compiled(model: torch.nn.Module, look: CompiledLook) -> Iterator[None]:
 def products(model: torch.nn.Module, look: ProductLook) -> AbstractContextManager[None]:
     """Pass each call of a layer whose weight is quantized to `look` while the context is open."""
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, QuantizedLinear)]
-
-    def called(path: str, layer: QuantizedLinear, own: Any, x: Tensor, *out: Tensor) -> Tensor:
-        result: Tensor = own(x, *out)
-        look(_part(path, layer, x, result if layer.branch is None else _without_branch(layer, own, x)))
-        return result
-
-    return replaced(layers, "forward", called, lambda path: False)
-
-
-def _without_branch(layer: QuantizedLinear, own: Any, x: Tensor) -> Tensor:
-    branch, layer.branch = layer.branch, None
-    try:
-        result: Tensor = own(x)
-        return result
-    finally:
-        layer.branch = branch
-
-
-def _part(path: str, layer: QuantizedLinear, x: Tensor, result: Tensor) -> ProductCall:
-    inputs, outputs = x.reshape(-1, x.shape[-1]), result.reshape(-1, result.shape[-1])
-    tokens, rows = even(len(inputs)), even(layer.out_features)
-    return ProductCall(
-        path=path,
-        dtype=str(layer.dtype).rpartition(".")[2] if layer.compute is None else layer.compute.dtype,
-        rounded=str(layer.dtype).rpartition(".")[2],
-        x=ops.numpy(inputs[tokens]),
-        result=ops.numpy(outputs[tokens, rows]),
-        weight=layer.outputs(rows),
-        code=layer.code,
-        bias=None if layer.bias is None else ops.numpy(layer.bias[rows]),
-    )
+    return shortcuts.products(layers, "forward", look, ops.numpy, plain=None)

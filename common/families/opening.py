@@ -74,8 +74,8 @@ class Source:
 
     def own(self, part: str) -> Path:
         """Return the folder of a part in that of the model, by the first of its names that is there."""
-        first, *others = (self.path / name for name in self.rows.folders(self, part))
-        return next((folder for folder in (first, *others) if is_folder(folder)), first)
+        folders = [self.path / name for name in self.rows.names(part)]
+        return next(filter(is_folder, folders), folders[0])
 
     def place(self, part: str) -> Path:
         """Return the folder or file of a part."""
@@ -103,8 +103,8 @@ class Source:
 
     def published(self, part: str, network: Network) -> Any:
         """Return the configuration of a part as it is published. Raises ModelError and UsageError."""
-        folders = self.rows.folders(self, part)
-        place = next((one for one in folders if (data_folder(self.model) / one).is_dir()), part)
+        names = self.rows.names(part)
+        place = next((name for name in names if (data_folder(self.model) / name).is_dir()), part)
         return known_configs.read(self.model, place, network)
 
 
@@ -146,8 +146,8 @@ class Opening:
     tokenizers: Callable[[Source, Mapping[str, Component]], Mapping[str, TokenizerFiles]]
     levels: Callable[[Source], Any] = _levels  # the configuration of the noise levels
     given: Callable[[Source], Given] = _given  # for a family whose text encoders show by their tensors which they are
-    # The names that the folder of a part may have, the likeliest first
-    folders: Callable[[Source, str], Sequence[str]] = lambda source, part: (part,)
+    # The names that the folder of a part may have besides its own, the likeliest first
+    folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
     inside: Callable[[Header], Collection[str]] = lambda header: ("transformer", *merged_file.parts_of(header))
     variant: Callable[[Source], Any] = lambda source: None  # of a model, for the functions that need it first
     # The networks of one model, for a family whose models have different ones
@@ -162,6 +162,10 @@ class Opening:
     check_file: Callable[[Source, Mapping[str, Component]], None] = lambda source, parts: None
     # Completes the checkpoint by what a model's pipeline, name or options tell
     complete: Callable[[Source, Checkpoint], Checkpoint] = lambda source, checkpoint: checkpoint
+
+    def names(self, part: str) -> tuple[str, ...]:
+        """Return the names that the folder of a part may have, the likeliest first."""
+        return (*self.folders.get(part, ()), part)
 
     def open(self, path: Path, options: LoadOptions | None = None) -> Checkpoint:
         """Open the model in the folder or file `path`: read every configuration and header, and check them against the

@@ -81,8 +81,8 @@ class BlockRecorder:
     def __init__(self, trace: Trace, component: str):
         self.trace, self.component = trace, component
         self.denoises = trace.checkpoint[component].role == "transformer"
-        first = next(name for name, part in trace.checkpoint.components.items() if part.role == "transformer")
-        self.until = trace.last if component == first else 2**31  # a second denoiser's steps come after all of these
+        is_first = trace.checkpoint[component] is trace.checkpoint.denoisers[0]
+        self.until = trace.last if is_first else 2**31  # a second denoiser's steps come after all of these
         self.modules = modules(trace.checkpoint[component].plan)
 
     def wants(self, path: str, block: Block) -> bool:

@@ -230,8 +230,9 @@ def _difference(shortcut: str, where: str, verdict: parity.BlockVerdict) -> Diff
 def _stream(call: CompiledCall, block: Block | None, place: int, result: Values) -> NDArray[Any] | None:
     """Return the argument that a result of the block updates, or None if it has another shape."""
     argument: Tree = call.arguments[place] if block is not None and place < block.streams else None
-    is_stream = isinstance(argument, Values) and argument.array.shape == result.array.shape
-    return argument.array if is_stream and isinstance(argument, Values) else None
+    if isinstance(argument, Values) and argument.array.shape == result.array.shape:
+        return argument.array
+    return None
 
 
 def watch(pipe: Pipeline) -> Check:

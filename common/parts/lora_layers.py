@@ -19,14 +19,13 @@ from qwenimg.common.weights.loras.lora_writing import LayerName
 def names(checkpoint: Checkpoint, networks: Mapping[str, Network] | None = None) -> Names:
     """Return the names of the layers of the denoiser and of the text encoders. networks: of the family, by the folders
     of the parts, so that those of a T5 that is left out are known."""
-    parts, networks = checkpoint.components.items(), networks or {}
+    networks = networks or {}
+    denoisers = [(name, part) for name, part in checkpoint.components.items() if part.role == "transformer"]
     # Of two denoisers, which Stable Cascade has, LoRAs are made for the first
-    denoisers = [denoiser_names(name, part, networks.get(name)) for name, part in parts if part.role == "transformer"][
-        :1
-    ]
+    named = (denoiser_names(name, part, networks.get(name)) for name, part in denoisers[:1])
     left_out = [name for name, network in networks.items() if network is t5.NETWORK and name not in checkpoint.texts]
     absent = (t5_names(name, {}, unused=t5.manifest(t5.T5Config())) for name in left_out)
-    return (*denoisers, *_texts(checkpoint), *absent)
+    return (*named, *_texts(checkpoint), *absent)
 
 
 def denoiser_names(name: str, part: Component, network: Network | None = None) -> ComponentNames:

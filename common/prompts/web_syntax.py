@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -33,6 +34,11 @@ def warning(prompt: str, weighs: bool = False) -> str | None:
         f"this model reads {clean(syntax, 40)} as words: {others} are for Stable Diffusion; "
         "write what the picture shows in a sentence, without brackets and numbers"
     )
+
+
+def warnings(prompts: Iterable[str], weighs: bool = False) -> list[str]:
+    """Return the first warning about `prompts`, if there is one."""
+    return [line for line in (warning(prompt, weighs) for prompt in prompts) if line][:1]
 
 
 def _first(prompt: str, weighs: bool) -> str | None:

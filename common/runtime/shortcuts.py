@@ -7,7 +7,7 @@ and weight is passed, from which the product can be made in float64. Outside of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -70,6 +70,44 @@ def replaced(
         for path, module, kind in kinds:
             if not stays(path):
                 module.__class__ = kind
+
+
+def products(
+    layers: Iterable[tuple[str, Any]], method: str, look: ProductLook, numpy: Callable[[Any], NDArray[Any]], plain: Any
+) -> AbstractContextManager[None]:
+    """Pass each call of `layers`, by their paths, whose weights are quantized, to `look` while the context is open.
+    method: that a call calls; numpy: makes an array of the backend numpy, exactly; plain: the branch of a layer without
+    LoRAs."""
+
+    def called(path: str, layer: Any, own: Any, x: Any, *out: Any) -> Any:
+        result, branch = own(x, *out), layer.branch
+        without = result
+        if branch:
+            layer.branch = plain
+            try:
+                without = own(x)
+            finally:
+                layer.branch = branch
+        look(_product_call(path, layer, x, without, numpy))
+        return result
+
+    return replaced(layers, method, called, lambda path: False)
+
+
+def _product_call(path: str, layer: Any, x: Any, result: Any, numpy: Callable[[Any], NDArray[Any]]) -> ProductCall:
+    inputs, outputs = x.reshape(-1, x.shape[-1]), result.reshape(-1, result.shape[-1])
+    tokens, rows = even(len(inputs)), even(outputs.shape[-1])
+    dtype, bias = str(layer.dtype).rpartition(".")[2], getattr(layer, "bias", None)
+    return ProductCall(
+        path=path,
+        dtype=dtype if layer.compute is None else layer.compute.dtype,
+        rounded=dtype,
+        x=numpy(inputs[tokens]),
+        result=numpy(outputs[tokens, rows]),
+        weight=layer.outputs(rows),
+        code=layer.code,
+        bias=None if bias is None else numpy(bias[rows]),
+    )
 
 
 def _calling(method: Callable[..., Any], path: str, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,6 +33,20 @@ def opened(model: Any, folder: Path, backend: str, network: Any = cascade_unet.N
     return engine.open(part.network, part.config, part.stored(FP32), FP32), engine
 
 
+def compare(title: str, model: Any, ours: Any, engine: Any, latents: np.ndarray, condition: Any, **given: Any) -> None:
+    """Compare predictions at three times with those of diffusers' model, which is `given` more."""
+    for time in (1.0, 0.613, 0.007):
+        with torch.inference_mode():
+            theirs = model(torch.from_numpy(latents), timestep_ratio=torch.tensor([time]), **given, return_dict=False)[
+                0
+            ]
+        row = cascade_conditioning.time_row(ours.config, time)
+        made = ours.predict(engine.array(latents), row, condition)
+        error = relative_float32(np.asarray(engine.numpy(made)), theirs.numpy())
+        print(f"{title}, time {time}: {error:.1e} (limit {FLOAT32})")
+        assert error <= FLOAT32 and theirs.std() > 0.1
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_prior(tmp_path: Path, backend: str) -> None:
     model, rng = tiny_prior(), np.random.default_rng(0)
@@ -43,21 +57,11 @@ def test_prior(tmp_path: Path, backend: str) -> None:
             rng.standard_normal(shape).astype(np.float32) for shape in ((1, 16, h, w), (1, length, 80), (1, 52))
         )
         condition = ours.condition(engine.array(pooled), engine.array(text))
-        for time in (1.0, 0.613, 0.007):
-            with torch.inference_mode():
-                theirs = model(
-                    torch.from_numpy(latents),
-                    timestep_ratio=torch.tensor([time]),
-                    clip_text_pooled=torch.from_numpy(pooled)[:, None],
-                    clip_text=torch.from_numpy(text),
-                    clip_img=torch.zeros(1, 1, 24),
-                    return_dict=False,
-                )[0]
-            row = cascade_conditioning.time_row(ours.config, time)
-            made = ours.predict(engine.array(latents), row, condition)
-            error = relative_float32(np.asarray(engine.numpy(made)), theirs.numpy())
-            print(f"{backend} prior {h}x{w}, {length} tokens, time {time}: {error:.1e} (limit {FLOAT32})")
-            assert error <= FLOAT32 and theirs.std() > 0.1
+        compare(
+            f"{backend} prior {h}x{w}, {length} tokens", model, ours, engine, latents, condition,
+            clip_text_pooled=torch.from_numpy(pooled)[:, None], clip_text=torch.from_numpy(text),
+            clip_img=torch.zeros(1, 1, 24),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -71,20 +75,10 @@ def test_decoder(tmp_path: Path, backend: str, change: dict[str, Any]) -> None:
             rng.standard_normal(shape).astype(np.float32) for shape in ((1, 4, h, w), (1, 52), (1, 16, below, beside))
         )
         condition = ours.condition(engine.array(pooled), None, engine.array(embedding), (h // 2, w // 2))
-        for time in (1.0, 0.613, 0.007):
-            with torch.inference_mode():
-                theirs = model(
-                    torch.from_numpy(latents),
-                    timestep_ratio=torch.tensor([time]),
-                    clip_text_pooled=torch.from_numpy(pooled)[:, None],
-                    effnet=torch.from_numpy(embedding),
-                    return_dict=False,
-                )[0]
-            row = cascade_conditioning.time_row(ours.config, time)
-            made = ours.predict(engine.array(latents), row, condition)
-            error = relative_float32(np.asarray(engine.numpy(made)), theirs.numpy())
-            print(f"{backend} decoder {h}x{w}, time {time}: {error:.1e} (limit {FLOAT32})")
-            assert error <= FLOAT32 and theirs.std() > 0.1
+        compare(
+            f"{backend} decoder {h}x{w}", model, ours, engine, latents, condition,
+            clip_text_pooled=torch.from_numpy(pooled)[:, None], effnet=torch.from_numpy(embedding),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

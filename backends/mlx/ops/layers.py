@@ -19,7 +19,7 @@ from qwenimg.common.quant.rotated import H4
 from qwenimg.common.runtime.observers import seen
 
 
-def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array, layer: mlx.nn.Module) -> Array:
+def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array, layer: Weighted) -> Array:
     """Return `product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in
     float32, where the bias is added."""
     dtype = DTYPES[compute.dtype]
@@ -47,9 +47,20 @@ def _rotation(group: int) -> Array:
     return mx.array(matrix)
 
 
-class Linear(mlx.nn.Module):
+class Weighted(mlx.nn.Module):
+    """A layer of products with a weight."""
+
     path = ""
     compute: Compute | None = None
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
+        product."""
+        return self.weight.dtype if self.compute is None else mx.float32
+
+
+class Linear(Weighted):
     rotation = 0  # values of a group of the input that are rotated first, as weight and branch are
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True):
@@ -58,12 +69,6 @@ class Linear(mlx.nn.Module):
         self.branch: tuple[Array, ...] = ()  # LoRAs: down [R in] and up [out R], in the layer's dtype
         if bias:
             self.bias = mx.zeros((outputs,))
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
-        product."""
-        return self.weight.dtype if self.compute is None else mx.float32
 
     @property
     def plain(self) -> bool:
@@ -127,10 +132,7 @@ class CentredRMSNorm(RMSNorm):
         return seen("rms_norm", self.path, mx.fast.rms_norm(x, 1 + self.weight.astype(x.dtype), self.eps))
 
 
-class Conv2d(mlx.nn.Module):
-    path = ""
-    compute: Compute | None = None
-
+class Conv2d(Weighted):
     def __init__(
         self,
         inputs: int,
@@ -146,12 +148,6 @@ class Conv2d(mlx.nn.Module):
         if bias:
             self.bias = mx.zeros((outputs,))
         self.stride, self.padding, self.groups = stride, padding, groups
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
-        product."""
-        return self.weight.dtype if self.compute is None else mx.float32
 
     @property
     def plain(self) -> bool:
@@ -170,21 +166,12 @@ class Conv2d(mlx.nn.Module):
         return seen("conv2d", self.path, y)
 
 
-class ConvTranspose2d(mlx.nn.Module):
-    path = ""
-    compute: Compute | None = None
-
+class ConvTranspose2d(Weighted):
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
         super().__init__()
         self.weight = mx.zeros((inputs, kernel, kernel, outputs))  # as any kernel is laid out, inputs first
         self.bias = mx.zeros((outputs,))
         self.stride, self.padding = stride, padding
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
-        product."""
-        return self.weight.dtype if self.compute is None else mx.float32
 
     def __call__(self, x: Array) -> Array:
         """Return [B h w in] -> [B h' w' out] in the layer's dtype."""

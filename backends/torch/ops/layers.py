@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,9 +44,7 @@ def _rows(weight: Tensor, bias: Tensor | None, count: int) -> Iterator[tuple[Ten
     return zip(weights, [None] * len(weights) if bias is None else bias.split(count), strict=True)
 
 
-def _scaled(
-    compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: Linear | Conv2d | ConvTranspose2d
-) -> Tensor:
+def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: Weighted) -> Tensor:
     """Return `product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in
     float32, where the bias is added."""
     dtype = DTYPES[compute.dtype]
@@ -123,27 +122,29 @@ def _rotation(group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return matrix
 
 
-class Blank:
-    """A torch layer that skips first values where it has no memory for them: they take longer than the layer."""
+class Weighted:
+    """A torch layer of products with a weight. It skips first values where it has no memory for them: they take longer
+    than the layer."""
 
-    weight: Tensor
-
-    def reset_parameters(self) -> None:
-        if not self.weight.is_meta:
-            super().reset_parameters()  # type: ignore[misc]
-
-
-class Linear(Blank, torch.nn.Linear):
     path = ""
     compute: Compute | None = None
-    branch: tuple[Tensor, Tensor] | None = None  # LoRAs: down [R in] and up [out R], in the layer's dtype
-    rotation = 0  # values of a group of the input that are rotated first, as weight and branch are
+    weight: Tensor
+    bias: Any
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
         product."""
         return self.weight.dtype if self.compute is None else torch.float32
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()  # type: ignore[misc]
+
+
+class Linear(Weighted, torch.nn.Linear):
+    branch: tuple[Tensor, Tensor] | None = None  # LoRAs: down [R in] and up [out R], in the layer's dtype
+    rotation = 0  # values of a group of the input that are rotated first, as weight and branch are
 
     @property
     def plain(self) -> bool:
@@ -220,16 +221,7 @@ class CentredRMSNorm(RMSNorm):
         return seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], gain, self.eps))
 
 
-class Conv2d(Blank, torch.nn.Conv2d):
-    path = ""
-    compute: Compute | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
-        product."""
-        return self.weight.dtype if self.compute is None else torch.float32
-
+class Conv2d(Weighted, torch.nn.Conv2d):
     @property
     def plain(self) -> bool:
         """True if the layer is one product for each pixel in its dtype, with a bias: a 1x1 kernel, no other dtype."""
@@ -276,19 +268,10 @@ class Conv2d(Blank, torch.nn.Conv2d):
         return -(-self.out_channels // (32 * parts)) * 32
 
 
-class ConvTranspose2d(Blank, torch.nn.ConvTranspose2d):
-    path = ""
-    compute: Compute | None = None
-
+class ConvTranspose2d(Weighted, torch.nn.ConvTranspose2d):
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0):
         super().__init__(inputs, outputs, kernel, stride, padding)
         self.margin = padding
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
-        product."""
-        return self.weight.dtype if self.compute is None else torch.float32
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Return [B in h w] -> [B out h' w'] in the layer's dtype."""

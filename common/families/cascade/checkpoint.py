@@ -34,7 +34,6 @@ LAYOUTS = {
     "text_encoder": clip_names.LAYOUTS,
     "vae": paella_names.LAYOUTS,
 }
-FOLDERS = {"transformer": ("prior", "prior_prior"), "vae": ("vqgan",)}
 TEXT = "text_encoder.clip_g."
 """The start of the names of the text encoder in ComfyUI's files."""
 FITS = (
@@ -105,7 +104,7 @@ OPENING = Opening(
     tokenizers=lambda source, parts: tokenizers.of_clip_and_t5(source, parts, {"text_encoder": EOS_PAD}),
     levels=_levels,
     given=_given,
-    folders=lambda source, part: (*FOLDERS.get(part, ()), part),
+    folders={"transformer": ("prior", "prior_prior"), "vae": ("vqgan",)},
     inside=parts_of,
     prefixes={"text_encoder": TEXT},
     notes={"transformer": _PRIOR_APART},

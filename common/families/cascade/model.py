@@ -94,8 +94,7 @@ class Cascade(DiffusionModel):
         return [(name, asked, replace(plan, segments=(segment,))) for (name, asked), segment in both]
 
     def warnings(self, request: Request) -> list[str]:
-        words = (web_syntax.warning(branch.prompt, weighs=True) for branch in self.guidance.branches(request))
-        return [line for line in words if line][:1]
+        return web_syntax.warnings((branch.prompt for branch in self.guidance.branches(request)), weighs=True)
 
     # Stages
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from qwenimg.common.networks.denoisers.cascade_names import PATCH
 from qwenimg.common.numbers.latent_shape import LatentShape
 
 RATIO = 10.67  # latents to a value of the embedding along a side
 SCALE = 4  # pixels to a latent
-PATCH = 2  # latents a side of a token of the decoder
 
 
 def latent_side(count: int) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from qwenimg.common.families.cascade import memory
 from qwenimg.common.memory.memory import MAX_VALUES
 from qwenimg.common.networks.vaes.paella_vae import WIDER
-from qwenimg.common.parts.vae import LARGE, Statistics, VAEHalves
+from qwenimg.common.parts.vae import LARGE, VAEHalves, standardized
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.residents import Residents
 
@@ -16,8 +14,7 @@ class PaellaHalves(VAEHalves):
     """The decoder, for latents that are multiplied by the scale of the VAE."""
 
     def __init__(self, residents: Residents, component: Component):
-        scale = np.float32(component.config.scale_factor)
-        statistics = Statistics(shift=np.float32(0), scale=scale, to_sampler=np.divide, to_vae=np.multiply)
+        statistics = standardized([0.0], [component.config.scale_factor])
         super().__init__(residents, component, 0, statistics, samples=False)
 
     def _decoding(self, shape: tuple[int, int], rows: int | None) -> int:

@@ -82,8 +82,7 @@ class FlowModel(DiffusionModel):
         named = zip(("prompt", "negative prompt"), self.prompts(request), strict=False)
         cuts = [(name, self.texts.cut(prompt)) for name, prompt in named]
         lines = [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
-        words = (web_syntax.warning(branch.prompt) for branch in self.guidance.branches(request))
-        lines += [line for line in words if line][:1]
+        lines += web_syntax.warnings(branch.prompt for branch in self.guidance.branches(request))
         if isinf(self.guidance.off) and request.guidance > 1:
             lines.append("guidance has no effect: this model is distilled to draw without it")
         return lines

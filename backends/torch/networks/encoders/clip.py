@@ -79,8 +79,7 @@ class EncoderLayer(torch.nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B S C] -> [B S C]."""
-        normed = self.layer_norm1(x)
-        x = ops.residual(x, self.self_attn(normed) if mask is None else self.self_attn(normed, mask))
+        x = ops.residual(x, self.self_attn(self.layer_norm1(x), mask))
         return ops.residual(x, self.mlp(self.layer_norm2(x)))
 
 
@@ -93,7 +92,7 @@ class Encoder(torch.nn.Module):
         """Return the states [B S C] before each layer, and after the last."""
         states = [x]
         for layer in self.layers:
-            states.append(layer(states[-1]) if mask is None else layer(states[-1], mask))
+            states.append(layer(states[-1], mask))
         return states
 
 
@@ -154,7 +153,7 @@ class Runner(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
         ends = [eos_position(self.config, chunk) for chunk in ids]
         rows = ops.placed([list(chunk) for chunk in ids], self.device)
         added = None if vectors is None else ops.table(vectors, self.table_dtype, self.device)
+        mask = None
         if self.config.masks_padding:
             mask = ops.placed([[[[place <= end for place in range(len(ids[0]))]]] for end in ends], self.device)
-            return self.model(rows, ends, skipped, normed, places, added, mask)
-        return self.model(rows, ends, skipped, normed, *(() if added is None else (places, added)))
+        return self.model(rows, ends, skipped, normed, places, added, mask)
