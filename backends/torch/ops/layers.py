@@ -23,7 +23,7 @@ WIDE_VALUES = 2**21  # values of a linear layer's weight that are widened at onc
 # Bytes of a convolution's weight that oneDNN lays out at once: the fastest sizes measured
 LAID_OUT = {torch.float32: 2**24, torch.bfloat16: 2**25, torch.float16: 2**25}
 IN_CACHE = 2**16  # values of an input that a CPU rotates at once
-FEW, MANY_WEIGHTS = range(3, 257), 2**23  # rows, and values of a weight, that MKL multiplies faster as the transpose
+FEW, MANY_WEIGHTS = range(3, 9), 2**23  # rows, and values of a weight, for which MKL reads that once for each row
 WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, to save memory
 
 
@@ -75,15 +75,14 @@ def _linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def _are_few(x: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype != torch.float32:
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled():
         return False  # first, since a compiler would compile anew for other numbers of rows
     return x.numel() // x.shape[-1] in FEW and weight.numel() >= MANY_WEIGHTS and torch.backends.mkl.is_available()
 
 
 def _linear_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `F.linear` of a few rows, computed as its transpose: of 4 rows in 0.4 to 0.6 of the time, of 16 to 88 in
-    0.75 to 0.95, of 256 in 0.85 to 1 (an EPYC without 16-bit products, MKL, one thread; the same bits from 16 rows
-    on)."""
+    """Return `F.linear` of a few rows, computed as its transpose: of 4 rows in 0.4 to 0.6 of the time (an EPYC without
+    16-bit products, MKL, one thread)."""
     rows = x.reshape(-1, x.shape[-1]).t()
     y = weight @ rows if bias is None else torch.addmm(bias[:, None], weight, rows)
     return y.t().contiguous().view(*x.shape[:-1], -1)
