@@ -129,18 +129,24 @@ def forecast_all(engine: OnPaper, below: int | None = None) -> list[FitForecast]
     return sorted((one for known in chosen for one in of_model(known, engine)), key=order)
 
 
-def first(engine: OnPaper) -> FitForecast:
-    """Return the first row of `every` that is a model to download. Few models are opened: in the order in which they
-    would be if all fitted, and their operations were computed at the highest rate of the device."""
+def first(engine: OnPaper) -> FitForecast | None:
+    """Return the first row of `forecast_all` that is a model to download and fits. Few models are opened: in the order
+    in which they would be if all fitted, and their operations were computed at the highest rate of the device; and no
+    more where the smallest does not fit, which takes least memory."""
     models = [known for known in _models() if known.repo is not None]
     bounds = {known.name: min(map(order, _bounds(known, engine))) for known in models}
     best: FitForecast | None = None
     for known in sorted(models, key=lambda known: bounds[known.name]):
         if best is not None and order(best) <= bounds[known.name]:
             break
-        best = min([*([] if best is None else [best]), *of_model(known, engine)], key=order)
-    assert best is not None, "models are known"
+        is_first, best = best is None, min([*([] if best is None else [best]), *of_model(known, engine)], key=order)
+        if is_first and not best.fits and not any(one.fits for one in of_model(_smallest(), engine)):
+            return None
     return best
+
+
+def _smallest() -> KnownModel:
+    return min((known for known in _models() if known.repo is not None), key=lambda known: known.bytes)
 
 
 def _models() -> list[KnownModel]:
@@ -199,11 +205,11 @@ def hint_of(engine: Engine) -> str:
 
 def hint(engine: OnPaper) -> str:
     """Return the commands that download a real model, for a message: the first of the forecast, and the smallest."""
-    best, smallest = first(engine), min((known for known in _models() if known.repo), key=lambda known: known.bytes)
-    name, ways = best.model.name, list[str]()
-    if best.fits:
+    best, smallest, ways = first(engine), _smallest(), list[str]()
+    if best is not None:
+        name = best.model.name
         ways.append(f"{f'-m {name}' if listing.is_here(name) else pull_text(name)}{_duration(best)}")
-    if best.model is not smallest or not best.fits:
+    if best is None or best.model is not smallest:
         ways.append(f"the smallest: {pull_text(smallest.name)}")
     return f"{'; '.join(ways)}; all that fit: qwenimg plan"
 
@@ -212,7 +218,7 @@ def instead(name: str, engine: OnPaper) -> str:
     """Return the end of a message about the model `name`, which is not here: the first of the forecast, if it is
     another one; else ""."""
     best = first(engine)
-    if not best.fits or best.model.name == name:
+    if best is None or best.model.name == name:
         return ""
     return (
         f"; of all models the best for this machine: {best.model.name} ({size_text(best.model.bytes)}{_duration(best)})"

@@ -283,18 +283,22 @@ def test_fewer_bits_are_not_faster_on_old_macs() -> None:
 # The first row
 
 
-@pytest.mark.parametrize("free", [3.5e9, 24e9])
+@pytest.mark.parametrize("free", [2e8, 3.5e9, 24e9])
 @pytest.mark.parametrize("rate", [5e9, 1e11, 1e12])
 @pytest.mark.sample(0)
 def test_the_first_row_is_found_without_the_others(free: float, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = replace(on_paper("cpu", int(free)), rate=lambda layer, dtype, small: rate)
-    expected = next(one for one in forecast.forecast_all(engine) if one.model.repo is not None)
+    rows = [one for one in forecast.forecast_all(engine) if one.model.repo is not None]
+    expected = next((one for one in rows if one.fits), None)
+    least = min(rows, key=lambda one: one.peak)
+    print("takes least", least.model.name, least.peak)
     opened: list[str] = []
     of_model = forecast.of_model
     monkeypatch.setattr(forecast, "of_model", lambda known, on: opened.append(known.name) or of_model(known, on))  # type: ignore[func-returns-value]
     found = forecast.first(engine)
-    print(found.model.name, found.options, opened)
-    assert found == expected and len(opened) <= 3
+    print(found and (found.model.name, found.options), opened)
+    assert found == expected and len(opened) <= 4
+    assert expected or opened[1:] == [least.model.name], "where nothing fits, no other model is opened"
 
 
 @pytest.mark.sample(0)
@@ -315,9 +319,10 @@ def test_ten_rows_and_all_of_them() -> None:
 
 def test_a_model_that_is_not_here_is_answered_with_the_first_row() -> None:
     first = forecast.first(for_hints("auto"))
+    assert first is not None
     other = "sdxl" if first.model.name == "sd15" else "sd15"
     ran = cli("-m", other, "x")
-    assert f"the best for this machine: {first.model.name} (" in ran.err or not first.fits
+    assert f"the best for this machine: {first.model.name} (" in ran.err
     ran.refused(5, f"qwenimg pull {other}")
     assert "the best" not in cli("-m", first.model.name, "x").err
     assert first.model.name in cli("a lighthouse").err and "all that fit: qwenimg plan" in cli("a lighthouse").err
