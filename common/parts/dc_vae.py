@@ -17,6 +17,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.weights.plan import LoadPlan
 
 ATTENDING = 28  # images of its channels that a layer with attention and its feed-forward have at most
+_INPUTS = 0.73  # of a workspace's copies of a convolution's input, those that these take: measured on both backends
 READ = 14  # rows that are read beside a band, by the part with the widest view
 _PIXELS = 18  # bytes of a value of the picture while it becomes 8 bits, as of any VAE
 
@@ -56,10 +57,13 @@ class DCHalves(VAEHalves):
 
     def _levels(self, way: str, height: int, width: int, rows: int | None) -> Iterator[float]:
         """Yield the number of values that each level has in memory at its peak."""
-        workspace, local = self.engine.workspace, self.config.local(way)
-        convolved = 1 + workspace.inputs(self.itemsize) + workspace.conv_outputs
-        for level, channels in enumerate(self.config.widths(way)):
+        workspace, local, widths = self.engine.workspace, self.config.local(way), self.config.widths(way)
+        inputs = _INPUTS * workspace.inputs(self.itemsize)
+        for level, (channels, inner) in enumerate(zip(widths, (*widths[1:], 0), strict=True)):
             high, wide = height / 2**level, width / 2**level
+            # beside a convolution, its layer's input; where it doubles the sides, that is a quarter, of more channels
+            doubling = (inputs + 0.25) * inner / channels if way == "decoder" else 0
+            convolved = max(1 + inputs, doubling) + workspace.conv_outputs
             images = convolved if level < local else ATTENDING
             if rows is None or high <= rows:
                 yield images * channels * high * wide
