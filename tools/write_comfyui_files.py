@@ -35,6 +35,10 @@ READ = (
     (r"diffusion_models/z_image_.*", f"{T}: Z-Image, Z-Image-Turbo"),
     (r"diffusion_models/flux-2-klein-(base-)?[49]b(-fp8)?", f"{T}: FLUX.2 klein"),
     (r"diffusion_models/flux-2-klein-9b-kv-fp8", f"{T}: FLUX.2 klein KV"),
+    (
+        r"diffusion_models/flux3-image-klein.*",
+        f"{T}: FLUX.3 klein, with its authors' names of layers; the files were not seen",
+    ),
     (r"diffusion_models/flux2_dev_fp8mixed", f"{T}: FLUX.2 dev"),
     (r"text_encoders/mistral_3_small_flux2_(bf16|fp8)", f"{E}: FLUX.2 dev"),
     (r"loras/(Flux2Turbo|Flux_2-Turbo).*", f"{L}: FLUX.2 dev"),
@@ -91,10 +95,7 @@ NOT = (
     (r"(loras|diffusion_models)/FireRed-.*", "FireRed-Image-Edit: of Qwen-Image-Edit's shapes, not tried"),
     (r"model_patches/anima-lllite-.*", "control networks of Anima"),
     (r"loras/krea2_style_reference", "Krea 2 with pictures of a style, which its text encoder sees"),
-    (
-        r".*/(flux3|qwen3\.5_9b_flux3).*",
-        "FLUX.3 klein with q, k and v in one tensor, and the model that writes its prompts",
-    ),
+    (r"text_encoders/qwen3\.5_9b_flux3.*", "the model that writes prompts of FLUX.3 klein"),
     (r"text_encoders/qwen3\.5_9b_qwen_image_2\.1_pe.*", "Qwen-Image-2.1's writer of prompts"),
 )
 OTHERS = "other models, or no model that draws"
