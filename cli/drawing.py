@@ -159,7 +159,10 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
         pipe.runtime.interrupt = stop.check
         with stop.waits(step):
             listener = RunReport(report, stop, failed, alone=pipe.engine.group is None)
-            return listener.code(run(pipe, jobs, inputs, output, listener))
+            outcome = run(pipe, jobs, inputs, output, listener)
+            if outcome.written and advice is not None and not advice.named:
+                report.real_model(advice.real)
+            return listener.code(outcome)
     finally:
         upscalers.close()
         report.give_up()

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.cli import failures, streams
@@ -110,6 +110,12 @@ class RunPrinter:
         if "timing" in self.debug:
             self._line(f"attention: {pipe.engine.attention()}", always=True)
         self._event("plan", **about, precision=pipe.precision.summary(), images=images)
+
+    def real_model(self, commands: Callable[[], str]) -> None:
+        """Print the commands for a real model, behind pictures of the built-in one: finding them takes as long as some
+        steps."""
+        if not (self.as_json or self.quiet):
+            self._line(f"real model: {commands()}")
 
     # Each image
 

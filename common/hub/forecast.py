@@ -27,7 +27,6 @@ from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision import machines
 from qwenimg.common.request.loras import in_cache
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.rates import Layer
 from qwenimg.common.runtime.runtime import Change
@@ -195,12 +194,6 @@ def order(one: FitForecast) -> tuple[float, ...]:
     later = 0 if known.name == catalog.FIRST else 3 if known.repo is None else 1 + behind
     speed = (2, seconds) if seconds > LONG else (int(seconds > QUICK), 0.0)
     return not one.fits, *speed, later, -known.bytes, -width * height, one.steps
-
-
-def hint_of(engine: Engine) -> str:
-    """Return `hint` for a loaded engine, at rates that were measured before or are usual."""
-    free, rate = engine.free_memory(), engine.rate.expected
-    return hint(OnPaper(name=engine.name, facts=engine.facts, workspace=engine.workspace, free=free, rate=rate))
 
 
 def hint(engine: OnPaper) -> str:

@@ -110,15 +110,9 @@ def _published(options: LoadOptions) -> OpenModel | None:
 # Pipelines
 
 
-def open_pipeline(
-    options: LoadOptions,
-    engine: Callable[[], Engine],
-    notify: Notify = ignore,
-    real_model: Callable[[Engine], str] = lambda engine: builtin.real_model(),
-) -> Pipeline:
+def open_pipeline(options: LoadOptions, engine: Callable[[], Engine], notify: Notify = ignore) -> Pipeline:
     """Open the model that `options` name on `engine`, which is called once its files have passed all checks. Weights
-    are read when they are first needed. notify(kind, text) gets stages, warnings and notices. real_model: returns the
-    commands for a real model, for the notice of the built-in one. Raises QwenimgError."""
+    are read when they are first needed. notify(kind, text) gets stages, warnings and notices. Raises QwenimgError."""
     folders, options = located(options)
     notify = Notices(notify)
     model = open_files(options)
@@ -131,7 +125,7 @@ def open_pipeline(
         if options.check and ready.group is not None:
             raise UsageError("--check: the devices that share a picture are not compared; leave one of both out")
         if options.model is None and built_in:
-            notify("notice", builtin.notice(model.checkpoint.parameters, real_model(ready)))
+            notify("notice", builtin.notice(model.checkpoint.parameters))
         error = exactness.float32_error(ready)
         runtime = runtime_of(model.family.precision, model.checkpoint, options, ready, notify, error)
         if options.cache_prompts:

@@ -75,10 +75,10 @@ def _pull(name: str) -> str:
     return f"qwenimg pull {name} ({size_text(catalog.KNOWN[name].bytes)})"
 
 
-def notice(parameters: int, real: str) -> str:
-    """Return the line that is shown if the model was not named. real: the commands for a real model."""
+def notice(parameters: int) -> str:
+    """Return the line that is shown if the model was not named."""
     about = f"{parameters / 1e6:.1f} M parameters, draws coloured shapes only"
-    return f'built-in demo model "shapes" ({about}); real model: {real}'
+    return f'built-in demo model "shapes" ({about}); real models: qwenimg plan'
 
 
 # Its limits

@@ -140,10 +140,10 @@ def load(
 def open_pipeline(opening: LoadOptions, notify: Callable[[str, str], None] | None = None) -> Pipeline:
     """Open the model that `opening` names, as `load` does, on its backend. Raises QwenimgError."""
     from qwenimg import backends
-    from qwenimg.common.hub import forecast, open_model
+    from qwenimg.common.hub import open_model
 
     notify = notify or open_model.ignore
-    return open_model.open_pipeline(opening, lambda: backends.load(opening.backend), notify, forecast.hint_of)
+    return open_model.open_pipeline(opening, lambda: backends.load(opening.backend), notify)
 
 
 def __getattr__(name: str) -> Any:

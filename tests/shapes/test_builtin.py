@@ -139,10 +139,10 @@ def test_the_notice_counts(toy: Path):
     model = open_folder(toy)
     count = sum(part.plan.parameters for part in model.components.values())
     model.close()
-    text = builtin.notice(model.parameters, REAL)
+    text = builtin.notice(model.parameters)
     print(text)
     about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only"
-    assert text == f'built-in demo model "shapes" ({about}); real model: {REAL}'
+    assert text == f'built-in demo model "shapes" ({about}); real models: qwenimg plan'
     assert 0.1e6 < count < 10e6
 
 
@@ -219,7 +219,8 @@ def test_pictures_without_a_network_and_again(placed: Path, tmp_path: Path, monk
     ran = cli("a red circle", "-s", "1", "-o", "a.png")
     lines = ran.err.splitlines()
     assert ran.code == 0 and ran.paths == [tmp_path / "a.png"]
-    assert lines[1].startswith('built-in demo model "shapes" (') and lines[1].endswith(REAL)
+    assert lines[1].startswith('built-in demo model "shapes" (') and lines[1].endswith("real models: qwenimg plan")
+    assert lines[-1].startswith("real model: qwenimg pull ") and lines[-1].endswith(REAL)
     recipe = recipe_from_png(tmp_path / "a.png")
     assert (recipe["model"], recipe["width"], recipe["height"], recipe["steps"]) == ("shapes-v1", 32, 48, 2)
     assert "Model: shapes-v1" in read_text(tmp_path / "a.png")["parameters"]
