@@ -6,14 +6,15 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
 from qwenimg.common.base import forked
-from qwenimg.common.base.errors import BackendMissing, UsageError
+from qwenimg.common.base.errors import BackendMissing, DoesNotFit, UsageError, out_of_memory
 from qwenimg.common.base.text import clean
-from qwenimg.common.memory import limits
+from qwenimg.common.memory import limits, memory
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
@@ -62,17 +63,12 @@ def load(name: str = "auto") -> Engine:
     if name == "mlx":
         # MLX reads this once per process: fp32 must mean fp32 even where a faster, coarser mode is its default.
         os.environ.setdefault("MLX_ENABLE_TF32", "0")
-    try:
+    with _loading(name):
         if name == "mlx":
             from qwenimg.backends.mlx.engine import MLXEngine
 
             return MLXEngine(place)
         from qwenimg.backends.torch.engine import TorchEngine
-    except (ImportError, OSError) as error:
-        package = _PACKAGES[name]
-        raise BackendMissing(
-            f"--backend {name}: {package} is installed but does not load ({clean(error, 80)}); install it again"
-        ) from None
     return TorchEngine(name, int(place or 0))
 
 
@@ -123,12 +119,29 @@ def _check_room(package: str) -> None:
     limits.check_room(package, _ROOM[package])
 
 
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Name the package if it does not load. `_ROOM` is too little for torch's build for CUDA, which maps 3.2 GB."""
+    package = _PACKAGES[name]
+    try:
+        yield
+    except (ImportError, OSError) as error:
+        if out_of_memory(error):
+            limit = memory.machine_ram()[1]
+            change = f"raise {limit}" if limit else "close other programs"
+            raise DoesNotFit(f"loading {package} takes more memory than is free; {change}") from None
+        raise BackendMissing(
+            f"--backend {name}: {package} is installed but does not load ({clean(error, 80)}); install it again"
+        ) from None
+
+
 def _choose() -> str:
     if sys.platform == "darwin" and installed("mlx") and load("mlx").on_gpu:
         return "mlx"
     if installed("cuda"):
         _check_room("torch")
-        from qwenimg.backends.torch.engine import has_cuda
+        with _loading("cpu"):
+            from qwenimg.backends.torch.engine import has_cuda
 
         return "cuda" if has_cuda() else "cpu"
     return "mlx" if installed("mlx") else "cpu"

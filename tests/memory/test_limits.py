@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 import qwenimg
+from qwenimg import backends
 from qwenimg.common.base.amounts import duration
-from qwenimg.common.base.errors import DoesNotFit
+from qwenimg.common.base.errors import DoesNotFit, QwenimgError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.memory import estimate, limits, memory, operations
 from qwenimg.common.networks.denoisers import unet
@@ -96,6 +98,40 @@ def test_a_limit_below_what_the_libraries_take(tmp_path: Path, kind: str, size: 
     print(done.stderr)
     assert done.returncode == 4 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+class _Unloadable:
+    """The system's loader, of an engine whose libraries it cannot load."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "qwenimg.backends.torch.engine":
+            raise ImportError(self.text)
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+@pytest.mark.parametrize(
+    ("fault", "limit", "code", "text"),
+    [
+        ("libtorch_cuda.so: failed to map segment from shared object", "`ulimit -v`", 4, "free; raise `ulimit -v`"),
+        ("libtorch_cuda.so: failed to map segment from shared object", "", 4, "free; close other programs"),
+        ("libcudart.so.13: cannot open shared object file", "", 3, "torch is installed but does not load (libcudart"),
+    ],
+)
+def test_a_package_that_does_not_load(
+    name: str, fault: str, limit: str, code: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's build for CUDA maps 3.2 GB: under `ulimit -v 2000000` its loader fails, which was told to install torch
+    again, or of `auto` as a bug."""
+    monkeypatch.delitem(sys.modules, "qwenimg.backends.torch.engine", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_Unloadable(fault), *sys.meta_path])
+    monkeypatch.setattr(memory, "machine_ram", lambda: (2**34, limit))
+    with pytest.raises(QwenimgError, match=re.escape(text)) as refused:
+        backends.load(name)
+    print(refused.value)
+    assert refused.value.exit_code == code
 
 
 GIB = 2**30
