@@ -198,11 +198,12 @@ def order(one: FitForecast) -> tuple[float, ...]:
 
 def hint(engine: OnPaper) -> str:
     """Return the commands that download a real model, for a message: the first of the forecast, and the smallest."""
-    best, smallest, ways = first(engine), _smallest(), list[str]()
-    if best is not None:
-        name = best.model.name
-        ways.append(f"{f'-m {name}' if listing.is_here(name) else pull_text(name)}{_duration(best)}")
-    if best is None or best.model is not smallest:
+    best, smallest = first(engine), _smallest()
+    if best is None:
+        return f"none fits here; the smallest: {pull_text(smallest.name)}; what each takes: qwenimg plan"
+    name = best.model.name
+    ways = [f"{f'-m {name}' if listing.is_here(name) else pull_text(name)}{_duration(best)}"]
+    if best.model is not smallest:
         ways.append(f"the smallest: {pull_text(smallest.name)}")
     return f"{'; '.join(ways)}; all that fit: qwenimg plan"
 

@@ -301,6 +301,12 @@ def test_the_first_row_is_found_without_the_others(free: float, rate: float, mon
     assert expected or opened[1:] == [least.model.name], "where nothing fits, no other model is opened"
 
 
+def test_a_hint_where_nothing_fits_says_so() -> None:
+    """It began with "the smallest: qwenimg pull sd15", as if that drew here."""
+    text = forecast.hint(on_paper("cpu", int(2e8)))
+    assert text == "none fits here; the smallest: qwenimg pull sd15 (4.3 GB); what each takes: qwenimg plan"
+
+
 @pytest.mark.sample(0)
 def test_the_operations_of_a_first_row_are_those_of_its_model() -> None:
     written = json.loads(data_folder(forecast.OPERATIONS).read_text())
