@@ -12,7 +12,7 @@ import click
 from qwenimg.cli import places
 from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.text import shown_path
+from qwenimg.common.base.text import shell_path
 from qwenimg.common.families.load_options import LoadOptions
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _show_picture(path: Path, as_json: bool) -> None:
 def _use(path: Path, needs: list[str] | None) -> str:
     """Return the commands that use a picture. needs: options that its recipe needs to be drawn again; None if it cannot
     be."""
-    shown = shown_path(path, 80)
+    shown = shell_path(path)
     again = "" if needs is None else f"{' '.join(['qwenimg --from', shown, *needs])} (draws it again), "
     return f'{again}qwenimg edit {shown} "TEXT", qwenimg upscale {shown}'
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 
@@ -39,6 +40,11 @@ def shown_path(path: object, limit: int = 120) -> str:
     """Return `path` as one printable line of at most `limit` characters, which keeps the end of a long path."""
     shown = clean(path, 4096)
     return shown if len(shown) <= limit else "…" + shown[1 - limit :]
+
+
+def shell_path(path: object) -> str:
+    """Return `path` whole, as one printable word of a command that is copied into a shell."""
+    return shlex.quote(clean(path, 4096))
 
 
 def _start(value: object, count: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.text import shown_path
+from qwenimg.common.base.text import shell_path
 from qwenimg.common.families.description import TYPE, Description, component_line, of_file, summary
 from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.families.load_options import Prediction
@@ -166,7 +166,7 @@ def tiny_vae_description(path: Path) -> Description:
     if found.fault is not None:
         description.faults.append(found.fault)
         return description
-    shown = shown_path(path, 80)
+    shown = shell_path(path)
     description.lines.extend(
         [
             f"use it: qwenimg PROMPT -m MODEL --vae {shown}",

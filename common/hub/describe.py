@@ -12,7 +12,7 @@ from qwenimg.common.base.config import has_index, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.base.text import clean, shell_path, shown_path
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.description import Description, in_memory, kinds, listed, summary, weights_summary
 from qwenimg.common.families.file_kind import FLAGS, is_lora
@@ -72,7 +72,7 @@ def describe(path: Path, prediction: Prediction | None = None) -> Description:
 
 def _use(path: Path) -> str:
     """Return the line with the command that uses a model, one of its parts or a control network."""
-    shown = shown_path(path, 80)
+    shown = shell_path(path)
     if is_folder(path) and (has_index(path) or not is_file(path / "config.json")):
         return f"{other_files.USE}qwenimg PROMPT -m {shown}"
     option = _part_of(path)
@@ -125,7 +125,7 @@ def _upscaler(path: Path) -> Description | None:
         title = network_file.described(path) if is_file(path) else None
     except ModelError:
         return None
-    use = f"qwenimg upscale PICTURE --with {shown_path(path, 80)}"
+    use = f"qwenimg upscale PICTURE --with {shell_path(path)}"
     return None if title is None else Description(lines=[f"layout: an upscaler, {title}", f"use it: {use}"])
 
 
@@ -144,7 +144,7 @@ def _embedding(path: Path) -> Description | None:
     lines = [f"{layout}, {file.sizes}", f"for: {file.base}"]
     lines += [f"token: {clean(file.token, 80)}"] if file.token else []
     name = clean(file.token, 40) or f"embedding:{shown_path(path.stem, 40)}"
-    use = f'qwenimg "PROMPT, {name}" -m MODEL --embedding {shown_path(path, 80)}'
+    use = f'qwenimg "PROMPT, {name}" -m MODEL --embedding {shell_path(path)}'
     return Description(lines=[*lines, f"{other_files.USE}{use}"])
 
 
@@ -180,7 +180,7 @@ def _adapter(folder: Path) -> Description | None:
         description.lines.extend(described.lines)
         description.faults.extend(described.faults)
     if not description.faults:
-        use = _PICTURED["ip_adapter"].format(shown_path(folder, 80))
+        use = _PICTURED["ip_adapter"].format(shell_path(folder))
         description.lines.append(f"{other_files.USE}qwenimg PROMPT -m MODEL {use}")
     return description
 

@@ -16,7 +16,7 @@ from typing import Any
 from qwenimg.common.base.errors import ModelError, not_built
 from qwenimg.common.base.safe_files import OpenFile, is_file, open_regular
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.base.text import clean, shell_path
 from qwenimg.common.families import registry
 from qwenimg.common.families.description import Description, listed
 from qwenimg.common.formats import pth_file
@@ -127,7 +127,7 @@ def _file(path: Path, file: OpenFile) -> Description | None:
     if path.suffix.lower() == ".json" and file.size <= MAX_JSON:
         return _json(path, file.read(0, file.size))
     if path.suffix.lower() in (".txt", ".jsonl") and not first.startswith(b"version https://git-lfs"):
-        return _lines(path, "a text", "", use=f"qwenimg --prompt-file {shown_path(path, 80)} -o FOLDER/")
+        return _lines(path, "a text", "", use=f"qwenimg --prompt-file {shell_path(path)} -o FOLDER/")
     return None
 
 
@@ -163,7 +163,7 @@ def _json(path: Path, raw: bytes) -> Description | None:
     if foreign_graph.is_page_form(data) or foreign_graph.is_api_form(data):
         return _workflow(path, data)
     if "_class_name" in data or "model_type" in data or "architectures" in data:
-        folder = shown_path(path.absolute().parent, 80)
+        folder = shell_path(path.absolute().parent)
         return _lines(path, "the configuration of a model or a part", f"give the folder: qwenimg info {folder}")
     return _lines(path, "a text in JSON", "no model, recipe or workflow is in it")
 
@@ -181,9 +181,9 @@ def _workflow(path: Path, data: Mapping[str, Any]) -> Description:
         return _lines(path, title, f"not plain enough: {recipe.refused}", nodes)
     found = {**recipe.fields, **recipe.named()}
     settings = [f"{key}: {clean(value, MAX_SHOWN)}" for key, value in found.items()]
-    command = " ".join(["qwenimg --from", shown_path(path, 80), *needed_options(recipe)])
+    command = " ".join(["qwenimg --from", shell_path(path), *needed_options(recipe)])
     return _lines(
-        path, title, "", nodes, *settings, *(f"note: {line}" for line in recipe.messages()), use=clean(command, 280)
+        path, title, "", nodes, *settings, *(f"note: {line}" for line in recipe.messages()), use=clean(command, 4096)
     )
 
 
@@ -197,7 +197,7 @@ def _folder(path: Path) -> Description | None:
             found.append(str(one.relative_to(path)))
     if not found:
         return None
-    use = f"qwenimg models --models-dir {shown_path(path, 80)}"
+    use = f"qwenimg models --models-dir {shell_path(path)}"
     return _lines(path, "a folder with files of models", "", f"files: {listed(sorted(found))}", use=use)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,19 @@ def test_a_control_network_names_its_option(tmp_path: Path) -> None:
     lines = describe(write_controlnet(tmp_path / "canny")).lines
     print(lines)
     assert lines[-1] == f"use it: qwenimg PROMPT -m MODEL --control {tmp_path / 'canny'}=PICTURE"
+
+
+def test_a_path_is_one_whole_word_of_the_command(tmp_path: Path) -> None:
+    """It was cut to its last 80 characters, as that of a model in the cache of the hub, and had its blanks bare."""
+    folder = tmp_path / "of two words" / ("long" * 20) / ("name" * 20)
+    folder.mkdir(parents=True)
+    (folder / "prompts.txt").write_text("a cat")
+    Image.new("RGB", (8, 8)).save(folder / "a.png")
+    command = shlex.split(describe(folder / "prompts.txt").lines[-1].removeprefix(other_files.USE))
+    picture = shlex.split(cli("info", str(folder / "a.png")).out.decode().splitlines()[-1])
+    print(command, picture)
+    assert command == ["qwenimg", "--prompt-file", str(folder / "prompts.txt"), "-o", "FOLDER/"]
+    assert picture[4] == picture[8] == str(folder / "a.png")
 
 
 def test_pictures_and_folders(tmp_path: Path) -> None:
