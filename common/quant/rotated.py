@@ -65,8 +65,8 @@ class RotatedInt8(NamedTuple):
         return pieces[0].shape
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Return W, float32, of Q and its scale."""
-        return _decoded(arrays[0], arrays[1], self.rotation)
+        """Return W, float32, of Q, also as the words of a `QuantizedTensor`, and its scale."""
+        return _decoded(arrays[0].view("i1"), arrays[1], self.rotation)
 
     def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[RotatedInt8]:
         return QuantStorage(self, 4)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import tiny_edit, tiny_flux, tiny_flux2, tiny_model, tiny_qwen21, tiny_sd3, tiny_zimage
+from support import tiny_qwen21
 from support.cli_runner import cli
-from support.comfy_files import comfy
 from support.family_cases import ASKED, BACKENDS, PROMPT, given_a_picture, see_few_pixels
 from support.folder_tensors import tensors
+from support.rotated_models import KINDS, write_wide, written
 
 import qwenimg
 from qwenimg import Pipeline, Result
@@ -26,58 +26,18 @@ from qwenimg.common.quant.rotated import RotatedInt8
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.storage import Packed
 
-# Heads whose rows are whole groups of a rotation, by the module that writes a kind's tiny folder
-AXES = {tiny_model: (8, 12, 12), tiny_qwen21: (8, 12, 12), tiny_flux2: (8, 8, 8, 8)}
-KINDS: dict[str, Callable[[Path], None]] = {
-    "qwen": tiny_model.write_tiny_model,
-    "qwen-2511": lambda folder: tiny_edit.write_tiny_edit(folder, "2511"),
-    "qwen21": tiny_qwen21.write_tiny_qwen21,
-    "z-image": lambda folder: tiny_zimage.write_tiny_zimage(
-        folder, dit=tiny_zimage.WIDE, text={"hidden_size": tiny_zimage.WIDE["cap_feat_dim"]}
-    ),
-    "flux2-base": lambda folder: tiny_flux2.write_tiny_flux2(folder, distilled=False),
-    "flux-dev": lambda folder: tiny_flux.write_tiny_flux(folder, "dev", wide=True),
-    "sd3": lambda folder: tiny_sd3.write_tiny_sd3(folder, wide=True),
-}
-PARTS = ("transformer", "text_encoder", "text_encoder_2")
-
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a kind, written once by diffusers with heads of 32 channels."""
+    """The folder of a kind, written once."""
     place = tmp_path_factory.mktemp("wide")
-
-    def made(kind: str) -> Path:
-        if not (place / kind).exists():
-            with pytest.MonkeyPatch.context() as patch:
-                for module, axes in AXES.items():
-                    patch.setattr(module, "DIT", module.DIT | {"attention_head_dim": 32, "axes_dims_rope": axes})
-                KINDS[kind](place / kind)
-        return place / kind
-
-    return made
+    return lambda kind: write_wide(kind, place / kind)
 
 
 @pytest.fixture(autouse=True)
 def few_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     see_few_pixels(monkeypatch)
     tiny_qwen21.see_small_pictures(monkeypatch)
-
-
-def written(folder: Path, out: Path, layout: str) -> tuple[Path, Path]:
-    """The model with two of three matrices of each part in this layout, and with the values that these have."""
-    coded, plain = out / "coded", out / "plain"
-    for copy in (coded, plain):
-        shutil.copytree(folder, copy)
-    for part in (part for part in PARTS if (folder / part).is_dir()):
-        stem = "diffusion_pytorch_model" if part == "transformer" else "model"
-        weights = {name: value.float() for name, value in tensors(folder / part).items()}
-        made = comfy(weights, layout, lambda name: "embed" not in name and "shared" not in name)
-        for copy, held in ((coded, made.tensors), (plain, made.values)):
-            for path in (*(copy / part).glob("*.safetensors"), *(copy / part).glob("*.index.json")):
-                path.unlink()
-            save_file(held, copy / part / f"{stem}.safetensors", {"format": "pt"})
-    return coded, plain
 
 
 def drawn(folder: Path, backend: str, lora: str = "", **options: Any) -> tuple[Result, Pipeline]:
@@ -194,6 +154,18 @@ def test_info_and_plan(wide: Callable[[str], Path], tmp_path: Path) -> None:
         assert ran.code == 0 and words in line, line
     for path in (coded, plain):
         assert cli("plan", str(path)).code == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_check_compares_their_products(model: tuple[Path, Path], tmp_path: Path, backend: str) -> None:
+    coded, _ = model
+    asked = ("--backend", backend, "--precision", "bf16", "--steps", "2", "--size", "52x36", "--check")
+    ran = cli("a cat", "-m", str(coded), *asked, "-o", str(tmp_path / "a.png"))
+    (line,) = [
+        line for line in ran.err.splitlines() if line.startswith("check: quantized products: largest difference")
+    ]
+    print(f"{backend}: {line}")
+    assert ran.code == 0 and "warning: check" not in ran.err, ran
 
 
 def test_a_descriptor_that_is_wrong_ends_with_5(model: tuple[Path, Path], tmp_path: Path) -> None:
