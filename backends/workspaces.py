@@ -38,7 +38,7 @@ _MLX_KEPT = Kept(
     arrays=Values(0, 10),
 )
 # Measured on a CPU: each image twice, as it is and in the kernel's order; a GPU adds its workspace for convolutions
-TORCH = Workspace(score_bytes=0, conv_inputs=2.2, conv_outputs=2.2, decoded=1.0, kept_values=_TORCH_KEPT)
+TORCH = Workspace(score_bytes=0, conv_inputs=2.2, conv_outputs=2.2, decoded=1.0, int8=True, kept_values=_TORCH_KEPT)
 # Measured: after a few products and convolutions oneDNN keeps 5 to 13 MB, on two threads. Its convolutions in 16 bit
 # take weights in another order.
 TORCH_CPU = replace(TORCH, kept=10**7, moved=frozenset({"bfloat16", "float16"}), ordered=True)

@@ -68,8 +68,8 @@ def compile(
 
 
 def mark_constants() -> None:
-    """Declare to the compiler that the results of these two functions do not change after compilation."""
-    for function in (observers.observed, ops.multiplies):
+    """Declare to the compiler that the results of these functions do not change after compilation."""
+    for function in (observers.observed, ops.multiplies, ops.multiplies_int8):
         function.__dict__["_dynamo_marked_constant"] = True
 
 

@@ -175,6 +175,7 @@ def _pack(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor])
         shared = None if entry.residency is ONCE else vars(model).setdefault("decoded", DecodeBuffer())
         layer = QuantizedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype], shared)
         parent, attribute = _owner(model, entry.name.rpartition(".")[0])
+        layer.int8 = entry.storage.int8 and layer.compute is None
         setattr(parent, attribute, layer)
     layer.put(*tensors)
 

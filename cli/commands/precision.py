@@ -116,12 +116,19 @@ def _measured(
     from qwenimg import backends
     from qwenimg.cli import streams
     from qwenimg.common.base.amounts import size_text
+    from qwenimg.common.hub.open_model import check_int8
     from qwenimg.common.measure.precision import EXACT_BYTES, Measuring, PrecisionTask, chosen, measure
+    from qwenimg.common.precision.precision import parse
 
     opened, name = files, files.path.name
-    names = chosen(policies, opened.family.precision)
+    kind = opened.family.precision
+    names = None if policies is None else chosen(policies, kind)
     defaults = opened.defaults()
     device = Measuring(opened, backends.load(backend), name, defaults)
+    if names is None:
+        names = device.policies()
+    for policy in names:
+        check_int8(parse(policy, on_gpu=False, kind=kind), opened.checkpoint, device.engine)
     width, height = size or device.size()
     task = PrecisionTask(width=width, height=height, **picture)
     device.pipe.check(**asdict(task), **device.pipe.model.inputs.placeholder())

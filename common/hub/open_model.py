@@ -43,7 +43,7 @@ from qwenimg.common.pipeline.rewriting import Rewriters
 from qwenimg.common.pipeline.second_pass import Upscalers
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
-from qwenimg.common.precision.precision import DenoiserKind
+from qwenimg.common.precision.precision import DenoiserKind, Precision
 from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.embeddings import Embeddings
 from qwenimg.common.request.loras import Loras
@@ -296,6 +296,7 @@ def runtime_of(
     choice = presets.choose(options.preset, options.precision, kind, engine.facts, checkpoint.largest, free)
     policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
     _check_fp32(error, policy.name, engine.device)
+    check_int8(policy, checkpoint, engine)
     if choice.reason:
         notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
     return Runtime(engine, policy, notify, choice, options.limit, options.quantize)  # type: ignore[arg-type]
@@ -307,6 +308,24 @@ def _check_fp32(error: float, precision: str, device: str) -> None:
         raise NumericsError(
             f"float32 matrix products on {device} are off by {error:.1e} (at most {MAX_FP32_ERROR:.0e}): "
             f"a reduced-precision mode such as TF32 is on; unset MLX_ENABLE_TF32 or use --precision bf16"
+        )
+
+
+def check_int8(policy: Precision, checkpoint: Checkpoint, engine: Engine | OnPaper) -> None:
+    """Raise UsageError if `policy` multiplies in 8 bits and `engine` does not, or no weight of a denoiser is a rotated
+    8-bit number."""
+    if not policy.int8:
+        return
+    if not engine.workspace.int8:
+        raise UsageError(
+            f"--precision {clean(policy.name, 40)}: {engine.name} has no products in 8 bits; take --precision bf16, "
+            "under which such weights stay in 8 bits too, or another --backend"
+        )
+    if not any(part.multiplies_int8(policy) for part in checkpoint.denoisers):
+        name, part = clean(checkpoint.source.name, 60), policy.kind.denoiser
+        raise UsageError(
+            f"--precision {clean(policy.name, 40)}: the {part} of {name} is not in int8_convrot, which this is for; "
+            f"give one with --{part} (docs/weights.md lists ComfyUI's files), or take --precision bf16 with -q 8"
         )
 
 

@@ -25,7 +25,7 @@ from qwenimg.common.pipeline.models.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.precision import presets
-from qwenimg.common.precision.precision import DenoiserKind, Precision, bases, float64
+from qwenimg.common.precision.precision import INT8, DenoiserKind, Precision, bases, float64, parse
 from qwenimg.common.precision.presets import Choice
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request.request import Defaults
@@ -94,6 +94,7 @@ class PrecisionReport:
     def as_json(self) -> dict[str, Any]:
         report = asdict(self)
         for row, run in zip(report["runs"], self.runs, strict=True):
+            row["lossy"] = run.policy == INT8
             row["psnr"] = None if run.psnr is None or math.isinf(run.psnr) else run.psnr
             for block in row["blocks"]:
                 del block["values"]
@@ -121,6 +122,12 @@ class Measuring:
         """Return width and height: the model's, and half of it a side on a CPU, which is slow."""
         usual, part = self.pipe.defaults, 1 if self.engine.on_gpu else 2
         return usual.width // part, usual.height // part
+
+    def policies(self) -> list[str]:
+        """Return the policies under which the model can draw here."""
+        lossy = parse(INT8, on_gpu=self.engine.on_gpu, kind=self.kind)
+        rounds = any(part.multiplies_int8(lossy) for part in self.opened.checkpoint.denoisers)
+        return [*self.kind.bases, *([INT8] if rounds and self.engine.workspace.int8 else [])]
 
     def draw(self, policy: Precision, asked: PrecisionTask) -> _Drawn:
         """Generate the image under `policy`. The result has none if the policy failed, and says why."""
@@ -186,13 +193,13 @@ def measure(
     error = exactness.float32_error(device.engine)
     if not error <= MAX_FP32_ERROR:
         raise NumericsError(f"float32 products on {device.engine.device} are off by {error:.1e}; see qwenimg doctor")
-    known, results = bases(device.kind), list[_Drawn]()
+    results = list[_Drawn]()
     if exact is not None:
         tell(f"fp64 on {exact.engine.device}")
         results.append(exact.draw(float64(exact.kind), asked))
     for name in dict.fromkeys(["fp32", *policies]):
         tell(name)
-        results.append(device.draw(known[name], asked))
+        results.append(device.draw(parse(name, on_gpu=device.engine.on_gpu, kind=device.kind), asked))
     on_device = [one.run for one in results if one.run.policy != "fp64"]
     reference = next((one for one in results if one.result is not None), None)
     shown = next((run for run in on_device if not run.fault), on_device[0])
@@ -248,23 +255,22 @@ def relative(array: Any, best: Any) -> float:
     return float(np.linalg.norm(array - wide)) / max(float(np.linalg.norm(wide)), 1e-300)
 
 
-def chosen(text: str | None, kind: DenoiserKind) -> list[str]:
-    """Return the policies in `text`, separated by commas, or without it all of `kind`. Raises UsageError."""
-    if text is None:
-        return list(kind.bases)
+def chosen(text: str, kind: DenoiserKind) -> list[str]:
+    """Return the policies in `text`, separated by commas. Raises UsageError."""
     names = [name.strip().lower() for name in text.split(",")]
     for name in names:
-        if name not in kind.bases:
+        if name not in (*kind.bases, INT8):
             raise UsageError(
-                f"--policies {clean(text, 40)!r}: {clean(name, 40)!r} is not one of {', '.join(kind.bases)}"
+                f"--policies {clean(text, 40)!r}: {clean(name, 40)!r} is not one of {', '.join(kind.names)}"
             )
     return names
 
 
 def recommend(runs: Sequence[PolicyRun]) -> tuple[str, str]:
     """Return the recommended policy and the reason: among those near the reference and about as fast as the fastest,
-    the most accurate. Plain float16 is never recommended: one image does not show that it never overflows."""
-    complete = [run for run in runs if not run.fault and run.policy != "fp16-plain"]
+    the most accurate. Plain float16 is never recommended, since one image does not show that it never overflows; nor is
+    what is lossy."""
+    complete = [run for run in runs if not run.fault and run.policy not in ("fp16-plain", INT8)]
     if not complete:
         return "", "no policy gave a picture here"
     near = [run for run in complete if (run.psnr or 0) >= NEAR]

@@ -11,6 +11,7 @@ from qwenimg.common.measure.activations import BlockActivations
 from qwenimg.common.measure.precision import FLOAT16_MAX, PolicyRun, PrecisionReport
 from qwenimg.common.pictures import html_page
 from qwenimg.common.pictures.charts import Chart, Series, svg
+from qwenimg.common.precision.precision import labelled
 
 SHOWN = 12  # blocks in a terminal
 Row = tuple[str, ...]
@@ -65,7 +66,7 @@ def charts(report: PrecisionReport) -> list[Chart]:
     places = [block.name for block in blocks]
     by_key = [{block.key: block.errors.get(against) for block in run.blocks} for run in runs]
     errors = [
-        Series(name=run.policy, values=[by_block.get(block.key) for block in blocks])
+        Series(name=labelled(run.policy), values=[by_block.get(block.key) for block in blocks])
         for run, by_block in zip(runs, by_key, strict=True)
     ]
     sizes = [
@@ -127,7 +128,7 @@ def _policy_row(run: PolicyRun) -> Row:
     peak = "-" if run.peak is None or run.fault else size_text(run.peak)
     latents = "-" if run.latents_error is None else f"{run.latents_error:.1e}"
     picture = "none" if run.psnr is None else "the same" if math.isinf(run.psnr) else f"{run.psnr:.1f} dB"
-    return run.policy, seconds, size_text(run.weights), peak, latents, picture
+    return labelled(run.policy), seconds, size_text(run.weights), peak, latents, picture
 
 
 def _where(report: PrecisionReport, policy: str) -> str:
@@ -143,7 +144,7 @@ def _block_rows(report: PrecisionReport, blocks: Sequence[BlockActivations], aga
     for block in blocks:
         errors = (_error(by_key.get(block.key), against) for by_key in by_run)
         rows.append((f"{block.part} {block.name}", _size(block.largest), _headroom(block.largest), *errors))
-    return ("block", "largest", "headroom", *(run.policy for run in others)), rows
+    return ("block", "largest", "headroom", *(labelled(run.policy) for run in others)), rows
 
 
 def _headroom(largest: float) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from qwenimg.common.base.found_once import found_once
+from qwenimg.common.base.shape import Shape
 from qwenimg.common.formats.arrays import THREADS
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.precision.residency import ALWAYS, ONCE
+from qwenimg.common.quant.rotated import ROWS
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.storage import Packed
@@ -16,9 +18,17 @@ from qwenimg.common.weights.storage import Packed
 @found_once
 def decoded(plan: LoadPlan, once: bool = False) -> int:
     """Return the bytes of the array for the largest quantized weight that a step (`once`: the modulation) decodes.
-    Other weights are decoded into the same array."""
-    chosen = [e for e in plan.entries.values() if (e.residency is ONCE) == once and isinstance(e.storage, Packed)]
-    return max((prod(e.shape) * BYTES[e.storage.dtype] for e in chosen), default=0)
+    Other weights are decoded into the same array. A layer that multiplies in 8 bits decodes none: it has ROWS of its
+    input in float32 and 8 bits, and of its sums as whole numbers, twice where they are emulated, and in float32."""
+    chosen = [e for e in plan.entries.values() if (e.residency is ONCE) == once]
+    return max((_array(e.storage, e.shape) for e in chosen if isinstance(e.storage, Packed)), default=0)
+
+
+def _array(storage: Packed, shape: Shape) -> int:
+    if not storage.int8:
+        return prod(shape) * BYTES[storage.dtype]
+    outputs, inputs = shape
+    return ROWS * (5 * inputs + 12 * outputs)
 
 
 @found_once

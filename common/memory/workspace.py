@@ -41,6 +41,7 @@ class Workspace:
     decoded: float  # copies of a quantized weight in memory while it is decoded
     kept: int = 0  # most bytes of packed matrices that the library of products keeps
     wide_inputs: bool = False  # True: convolutions in 16 bit copy their inputs in float32
+    int8: bool = False  # True: layers can multiply 8-bit whole numbers
     ordered: bool = False  # True: 16-bit images whose channels are last are convolved without a copy
     kept_values: Kept  # for gradients
     moved: Moved = None  # dtypes in which the backend reorders the values of convolutions: see `Moved`

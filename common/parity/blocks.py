@@ -13,12 +13,14 @@ from qwenimg.common.base.block import Block
 from qwenimg.common.families import registry
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.networks.network import Network
-from qwenimg.common.precision.precision import BYTES, Precision
+from qwenimg.common.parity.parity import UNIT
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.traced import BlockRunner
 from qwenimg.common.weights.plan import Entry, LoadPlan
+from qwenimg.common.weights.storage import Packed
 
 _NORM = re.compile(r"norm|\.ln_")  # in the name of a parameter
 
@@ -96,16 +98,17 @@ class ComponentPolicy:
         return max(1, sum(kind.depth for kind in calls for module in inside if kind.paths.fullmatch(module)))
 
     def dtype(self, block: Block, path: str, returned: Iterable[str]) -> str:
-        """Return the lowest dtype of the block's products, or of its norms if it has no product, and of its results
-        `returned`."""
+        """Return the dtype with the largest roundoff of the block's products, or of its norms if it has no product, and
+        of its results `returned`."""
         entries = list(self.plan.under(block.within or path).when(ONCE if block.once else ALWAYS).entries.values())
         matrices = [entry for entry in entries if len(entry.shape) > 1]
         dtypes = [*(self._computed(entry) for entry in matrices or entries), *returned]
-        return min(dtypes, key=lambda dtype: (BYTES[dtype], dtype != "bfloat16"))
+        return max(dtypes, key=UNIT.__getitem__)
 
     def _computed(self, entry: Entry) -> str:
         way = self.precision.computes(self.component.role, entry.name.rpartition(".")[0])
-        return way.dtype if way else entry.storage.dtype
+        rounds = isinstance(entry.storage, Packed) and entry.storage.int8
+        return way.dtype if way else "int8" if rounds else entry.storage.dtype
 
 
 def parts(checkpoint: Checkpoint, precision: Precision) -> dict[str, ComponentPolicy]:

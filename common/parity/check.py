@@ -118,7 +118,7 @@ def blocks(
             raise ModelError(f"the passport's arguments for {clean(recorded.name, 80)} do not fit it: record it again")
         dtype = part.dtype(block, recorded.path, returned(recorded))
         before = recorded_figures[i] if i < len(recorded_figures) else ()
-        wide = widened.get(recorded.component) if dtype in ("bfloat16", "float16") else None
+        wide = widened.get(recorded.component) if dtype in ("bfloat16", "float16", "int8") else None
         try:
             judged = _judged(part, recorded, _Called(components[recorded.component], wide, engine), before, dtype)
         except _CannotRun as error:

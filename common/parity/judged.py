@@ -52,8 +52,13 @@ def returned(recorded: Recorded) -> list[str]:
 
 
 def compared(now: Figure, then: Figure | None, dtype: str) -> Figure:
-    """Add a failure if an error in 16 bit is far above the recorded one, as most faults are smaller than a rounding."""
-    if dtype == "float32" or then is None or now.error <= max(parity.LIMIT[dtype], parity.RATIO * then.error):
+    """Add a failure if an error in 16 bit or 8 is far above the recorded one, as most faults are smaller than a
+    rounding."""
+    if dtype == "float32" or then is None:
+        return now
+    in_8_bits = dtype == "int8"
+    most = parity.ALIKE * then.error if in_8_bits else max(parity.LIMIT[dtype], parity.RATIO * then.error)
+    if now.error <= most:
         return now
     text = f"error {now.error:.3g} u, where it was recorded {then.error:.3g} u"
     return replace(now, failures=(*now.failures, text))

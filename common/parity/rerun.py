@@ -20,7 +20,7 @@ Notify = Callable[[str], None]
 def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], notify: Notify) -> tuple[Station, ...]:
     """Return `run` with the distance of each station's outputs from float32 on the same inputs. It stays unknown if
     float32 does not fit into memory, not even with streamed blocks."""
-    if not pipe.precision.has_16_bit:
+    if not pipe.precision.is_reduced:
         return tuple(replace(station, policy_error=0.0) if station.outputs else station for station in run)
     notify("drawing the same picture in float32")
     tape, reference = Tape(run), _in_float32(pipe)

@@ -6,13 +6,20 @@ is the cure.
 
 from __future__ import annotations
 
-from qwenimg.common.precision.precision import DENOISERS, DenoiserKind, Precision, parse, short
+from qwenimg.common.precision.precision import DENOISERS, INT8, DenoiserKind, Precision, parse, short
 from qwenimg.common.precision.residency import Residency
 
 PARTS = ("text", "transformer", "vae")  # roles of components
 _STREAMS = ("add", "gated")  # operations whose result is a residual stream
 _DTYPES = {"float16": "bfloat16", "bfloat16": "float32"}
-_BASES = {"fp16-plain": "bf16", "fp16": "bf16", "fp16-upcast": "fp32", "bf16": "fp32", "bf16-plain": "fp32"}
+_BASES = {
+    "fp16-plain": "bf16",
+    "fp16": "bf16",
+    "fp16-upcast": "fp32",
+    "bf16": "fp32",
+    "bf16-plain": "fp32",
+    INT8: "fp32",
+}
 
 
 def higher(precision: Precision, part: str, operation: str = "") -> str | None:

@@ -29,6 +29,7 @@ PLACES: Mapping[str, str] = {
 }
 
 BASES = ("fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast", "fp16-plain")
+INT8 = "int8"  # lossy: a policy of every kind that no preset chooses, since nobody has measured it on a card
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
 }  # fmt: skip
@@ -71,6 +72,11 @@ class DenoiserKind:
     rounds_time: bool = False  # whether timesteps can be rounded as in diffusers' half precision
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Its policies and the lossy one, for messages."""
+        return (*self.bases, labelled(INT8))
+
+    @property
     def syntax(self) -> str:
         """The policies that `parse` reads, for messages."""
         overrides = "[,final_norm=fp32|off][,attention=fused|fp32][,matmul=fp32]"
@@ -99,6 +105,7 @@ class Precision:
     attention: str = "fused"  # or fp32: queries, keys and values too, not only scores and softmax
     upcast: bool = False  # whether every product is in float32
     scaled: bool = False  # whether the denoiser's inputs are scaled by its kind's factors
+    int8: bool = False  # whether the denoiser multiplies in 8 bits where its weights are rotated 8-bit numbers
     kind: DenoiserKind = field(hash=False)
     wide: re.Pattern[str] | None = None  # layers of one network that compute in float32 where it is in float16
 
@@ -107,9 +114,9 @@ class Precision:
         assert self.timestep in ("fp32", "rounded") and self.attention in ("fused", "fp32"), self
 
     @property
-    def has_16_bit(self) -> bool:
-        """True if the weights of a component are in 16 bit."""
-        return bool({self.text, self.transformer, self.vae} & {"bfloat16", "float16"})
+    def is_reduced(self) -> bool:
+        """True if the weights of a component are in 16 bit, or products in 8."""
+        return self.int8 or bool({self.text, self.transformer, self.vae} & {"bfloat16", "float16"})
 
     def compute_dtype(self, component: str) -> str:
         """Return the dtype of a component's matrix products, but for the FP32 places."""
@@ -132,8 +139,16 @@ class Precision:
     def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
         """Return the dtype in which the tensor `key` of `component` is loaded, hence in which its layer computes."""
         dtype = self.stored_dtype(component)
+        return at_least_float32(dtype) if self._in_float32(component, key, residency) else dtype
+
+    def rounds(self, component: str, key: str, residency: Residency = ALWAYS) -> bool:
+        """Return whether the input of the weight `key` of `component` is rounded to 8 bits: a denoiser's, but for its
+        FP32 places."""
+        return self.int8 and component in DENOISERS and not self._in_float32(component, key, residency)
+
+    def _in_float32(self, component: str, key: str, residency: Residency) -> bool:
         place = self.kind.place(key, residency) if component in DENOISERS else None
-        return at_least_float32(dtype) if place and getattr(self, place) else dtype
+        return bool(place and getattr(self, place))
 
     def computes(self, component: str, path: str) -> Compute | None:
         """Return how the layer at `path` computes. None: in its weight's dtype; for attention, in the dtype of its
@@ -166,7 +181,8 @@ class Precision:
             "residual": self.residual_dtype("transformer"),
             "timestep": "float32" if self.timestep == "fp32" else f"rounded to {low}",
         }
-        return {place: switched.get(place, at_least_float32(low)) for place in self.kind.places}
+        found = {place: switched.get(place, at_least_float32(low)) for place in self.kind.places}
+        return found | ({"products": "int8, lossy"} if self.int8 else {})
 
     def summary(self) -> str:
         """Return one line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
@@ -177,7 +193,13 @@ class Precision:
         fp32 = f"; fp32: {' '.join(in_fp32)}" if low and in_fp32 else ""
         rounded = "; timestep rounded" if self.timestep == "rounded" else ""
         more = "; every product in fp32" if self.upcast else "; attention in fp32" if self.attention == "fp32" else ""
-        return f"{self.name} ({parts}{fp32}{rounded}{more})"
+        lossy = "; lossy: products in 8 bits" if self.int8 else ""
+        return f"{self.name} ({parts}{fp32}{rounded}{more}{lossy})"
+
+
+def labelled(name: str) -> str:
+    """Return the name of a policy with what a list says of it."""
+    return f"{name} (lossy)" if name == INT8 else name
 
 
 def at_least_float32(dtype: str) -> str:
@@ -196,7 +218,12 @@ def dtype_named(text: str) -> str | None:
 
 
 def bases(kind: DenoiserKind) -> dict[str, Precision]:
-    """Return the policies of `kind`, by name."""
+    """Return the policies of `kind`, by name, without the lossy one."""
+    named = _policies(kind)
+    return {name: named[name] for name in kind.bases}
+
+
+def _policies(kind: DenoiserKind) -> dict[str, Precision]:
     bf16 = Precision(name="bf16", text="bfloat16", transformer="bfloat16", vae="float32", kind=kind)
     bf16_plain = replace(bf16, name="bf16-plain", final_norm=False, modulation=False, residual=False)
     fp16 = replace(bf16, name="fp16", text="float16", transformer="float16", scaled=True)
@@ -207,9 +234,9 @@ def bases(kind: DenoiserKind) -> dict[str, Precision]:
         replace(bf16_plain, name="fp16-plain", text="float16", transformer="float16"),
         fp16,
         replace(fp16, name="fp16-upcast", scaled=False, upcast=True),
+        replace(bf16, name=INT8, int8=True),
     )
-    named = {policy.name: policy for policy in policies}
-    return {name: replace(named[name], text=kind.texts.get(name, named[name].text)) for name in kind.bases}
+    return {one.name: replace(one, text=kind.texts.get(one.name, one.text)) for one in policies}
 
 
 def float64(kind: DenoiserKind) -> Precision:
@@ -223,8 +250,8 @@ def parse(text: str, *, on_gpu: bool, kind: DenoiserKind) -> Precision:
     base = _ALIASES.get(base, base)
     if base == "auto":
         base = kind.prefers[0] if on_gpu else "fp32"
-    if base not in kind.bases:
-        known = ", ".join(kind.bases)
+    if base not in (*kind.bases, INT8):
+        known = ", ".join(kind.names)
         _check_dtype(text, kind, dtype_named(base.partition("-")[0]))
         fewer = (
             "; weights in fewer bits are -q 8, 6 or 4"
@@ -232,7 +259,7 @@ def parse(text: str, *, on_gpu: bool, kind: DenoiserKind) -> Precision:
             else f"; syntax: {kind.syntax}"
         )
         raise UsageError(f"--precision {clean(text, 40)!r}: {clean(base, 40)!r} is not one of auto, {known}{fewer}")
-    precision = bases(kind)[base]
+    precision = _policies(kind)[base]
     for override in overrides:
         changed = _override(precision, override)
         if changed is None:
@@ -240,6 +267,8 @@ def parse(text: str, *, on_gpu: bool, kind: DenoiserKind) -> Precision:
                 f"--precision {clean(text, 40)!r}: cannot read {clean(override, 40)!r}; syntax: {kind.syntax}"
             )
         precision = changed
+    if precision.int8 and precision.upcast:
+        raise UsageError(f"--precision {clean(text, 40)!r}: int8 multiplies in 8 bits; leave matmul=fp32 out")
     _check_dtype(text, kind, precision.transformer)
     return replace(precision, name=",".join([base, *overrides]))
 

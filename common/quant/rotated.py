@@ -3,7 +3,8 @@
 R [in in] rotates each group of G values along a row by the Kronecker power of H4, whose rows are 1 1 1 -1, 1 1 -1 1,
 1 -1 1 1 and -1 1 1 1, halved; G is a power of 4. R is symmetric, and R R = 1. The product Q R is exact in float32, so
 that a value is rounded once, when it is multiplied by the scale: the same bits everywhere. A layer need not decode W at
-all, since x W^T = (x R) (Q s)^T.
+all, since x W^T = (x R) (Q s)^T. The policy int8 rounds x R to 8 bits too, each row by a
+scale of its own, and multiplies whole numbers.
 (ConvRot, https://arxiv.org/abs/2512.03673)
 
 Q is stored in 8 bits; in 4; or in 4 or 6 bits, as levels times a scale for each small group, rounded to 8 bits.
@@ -28,6 +29,7 @@ H4 = ((0.5, 0.5, 0.5, -0.5), (0.5, 0.5, -0.5, 0.5), (0.5, -0.5, 0.5, 0.5), (-0.5
 LARGEST = 4**8  # of a group: above, Q R may need more than the 24 bits of float32
 MOST = 127  # of Q
 IN_CACHE = 1 << 18  # values that are rotated at once
+ROWS = 2048  # of an input that are rounded to 8 bits and multiplied at once
 
 
 def is_group(size: int) -> bool:

@@ -48,6 +48,11 @@ class Component:
         """True if weights stay quantized in memory."""
         return any(isinstance(entry.storage, Packed) for entry in self.plan.entries.values())
 
+    def multiplies_int8(self, precision: Precision) -> bool:
+        """Return whether layers multiply in 8 bits under a policy."""
+        storages = (entry.storage for entry in self.stored(precision).entries.values())
+        return any(isinstance(storage, Packed) and storage.int8 for storage in storages)
+
     def stored(self, precision: Precision) -> LoadPlan:
         """Return the plan of its weights in memory under a policy."""
         return self.plan if self.plan.precision == precision else _stored(self.plan, self.role, precision)

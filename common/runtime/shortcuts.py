@@ -100,7 +100,7 @@ def _product_call(path: str, layer: Any, x: Any, result: Any, numpy: Callable[[A
     dtype, bias = str(layer.dtype).rpartition(".")[2], getattr(layer, "bias", None)
     return ProductCall(
         path=path,
-        dtype=dtype if layer.compute is None else layer.compute.dtype,
+        dtype="int8" if getattr(layer, "int8", False) else dtype if layer.compute is None else layer.compute.dtype,
         rounded=dtype,
         x=numpy(inputs[tokens]),
         result=numpy(outputs[tokens, rows]),

@@ -197,7 +197,8 @@ class Entry:
 
     def storage_under(self, precision: Precision, role: str) -> Storage:
         """Return its storage under a policy. Quantized weights stay quantized, and compute in the policy's dtype."""
-        return self.storage.computing(precision.weight_dtype(role, self.name, self.residency))
+        about = role, self.name, self.residency
+        return self.storage.computing(precision.weight_dtype(*about), precision.rounds(*about))
 
     def bytes_under(self, precision: Precision, role: str) -> int:
         return self._bytes(self.storage_under(precision, role))

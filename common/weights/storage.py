@@ -30,7 +30,7 @@ class Dense:
     def nbytes(self, shape: Shape) -> int:
         return prod(shape) * BYTES[self.dtype]
 
-    def computing(self, dtype: str) -> Dense:
+    def computing(self, dtype: str, rounds: bool) -> Dense:
         return Dense(dtype)
 
 
@@ -41,12 +41,13 @@ class Packed:
     code: QuantFormat
     dtype: str
     scale: int = 2  # bytes of a group's scale, and of its bias
+    int8: bool = False  # whether the input is rounded to 8 bits too, and whole numbers are multiplied
 
     def nbytes(self, shape: Shape) -> int:
         return self.code.nbytes(shape, self.scale)
 
-    def computing(self, dtype: str) -> Packed:
-        return Packed(self.code, dtype, self.scale)
+    def computing(self, dtype: str, rounds: bool) -> Packed:
+        return Packed(self.code, dtype, self.scale, rounds and isinstance(self.code, RotatedInt8))
 
 
 Storage = Dense | Packed

@@ -12,6 +12,7 @@ from qwenimg.backends.torch.ops.activations import *
 from qwenimg.backends.torch.ops.attention import *
 from qwenimg.backends.torch.ops.cpu import computes as computes
 from qwenimg.backends.torch.ops.cpu import multiplies as multiplies
+from qwenimg.backends.torch.ops.cpu import multiplies_int8 as multiplies_int8
 from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.kept import *

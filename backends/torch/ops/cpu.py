@@ -109,6 +109,19 @@ def _multiplies(dtype: torch.dtype, device: str) -> bool:
     return mkldnn._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported()
 
 
+def multiplies_int8(device: str) -> bool:
+    """Return whether the device has instructions for products of 8-bit whole numbers. A CPU without them would take
+    torch's loop, one number at a time, or lose sums that 16 bit do not hold."""
+    return _multiplies_int8(device)
+
+
+@cache
+def _multiplies_int8(device: str) -> bool:
+    if device == "cuda":
+        return torch.cuda.get_device_capability() >= (7, 5)  # Turing
+    return device == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+
+
 def laid_out(weight: Tensor, device: str) -> Tensor:
     """Return `weight` in the memory order that the device's instructions for its dtype take.
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwenimg.backends.torch.ops.cpu import multiplies
+from qwenimg.backends.torch.ops.cpu import multiplies, multiplies_int8
 from qwenimg.backends.torch.ops.layers import Linear, rotate
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.quant.block_float import E2M1, E8M0_BIAS, BlockFloat
 from qwenimg.common.quant.quantized_tensor import QuantizedTensor, unit
-from qwenimg.common.quant.rotated import RotatedInt8
+from qwenimg.common.quant.rotated import MOST, ROWS, RotatedInt8
 from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.storage import QuantFormat, rotation_of
 
 IN_CACHE = 1 << 18  # values that a CPU decodes at once
+EXACT = 1024  # products of 8-bit whole numbers, each up to 127 * 127, of which float32 holds every sum
 
 
 class DecodeBuffer:
@@ -43,6 +45,7 @@ class QuantizedLinear(Linear):
     codes: Tensor
     scales: Tensor
     biases: Tensor | None
+    int8 = False  # whether the input is rounded to 8 bits, and whole numbers are multiplied
 
     def __init__(self, linear: Linear, code: QuantFormat, dtype: torch.dtype, decoded: DecodeBuffer | None = None):
         torch.nn.Module.__init__(self)
@@ -69,6 +72,10 @@ class QuantizedLinear(Linear):
         self.put(self.codes.to("meta"), self.scales.to("meta"), biases)
 
     @property
+    def plain(self) -> bool:
+        return super().plain and not self.int8
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._dtype if self.compute is None else torch.float32
 
@@ -92,6 +99,9 @@ class QuantizedLinear(Linear):
         """Return the layer's result as `Linear` does. A CPU without products in 16 bit computes a layer that rotates in
         float32 as a whole, and rounds once."""
         x = x.to(self.dtype)
+        if self.int8:
+            assert out is None
+            return seen("linear", self.path, self._in_8_bits(x))
         if torch.is_grad_enabled() and self.compute is None and multiplies(x.dtype, x.device.type):
             x = self.turned(x)
             y = _Frozen.apply(x, self)
@@ -112,6 +122,15 @@ class QuantizedLinear(Linear):
             "linear", self.path, y if self.branch is None else y + self._branch_of(wide.to(x.dtype), *self.branch)
         )
 
+    def _in_8_bits(self, x: Tensor) -> Tensor:
+        """Return the result of a layer that rounds its input. Compiled, all rows are multiplied at once."""
+        turned = rotate(x if multiplies(x.dtype, x.device.type) else x.float(), self.rotation)
+        rows, codes = turned.reshape(-1, self.in_features), self.codes.view(torch.int8)
+        parts = (rows,) if torch.compiler.is_compiling() else rows.split(ROWS)
+        results = [linear_in_8_bits(part, codes, self.scales, self.bias).to(x.dtype) for part in parts]
+        y = (results[0] if len(results) == 1 else torch.cat(results)).view(*x.shape[:-1], self.out_features)
+        return y if self.branch is None else y + self._branch_of(turned.to(x.dtype), *self.branch)
+
 
 class _Frozen(torch.autograd.Function):
     """The product of a layer, whose weight is decoded again for the gradient of its input: no decoded weight is kept
@@ -126,6 +145,43 @@ class _Frozen(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         with torch.no_grad():
             return gradients[0] @ ctx.layer.weight, None
+
+
+def linear_in_8_bits(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x [rows in], rounded to 8 bits, times int8 codes [out in] as whole numbers, scaled back in float32 by the
+    rows' scales and by `scales` [out 1], plus the bias: [rows out], float32."""
+    whole, steps = rounded(x)
+    y = _sums(whole, codes).to(torch.float32).mul_(steps).mul_(scales.t())
+    return y if bias is None else y.add_(bias)
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x [rows in] as whole numbers, int8, half to even, and the scale [rows 1] of each row, float32: its largest
+    value is 127. A row of zeros has the scale 0, and one with a value that is not finite a scale that is not."""
+    largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
+    scales = largest.to(torch.float32) / MOST
+    whole = (x / torch.where(scales > 0, scales, 1)).round_().clamp_(-MOST, MOST)  # a scale may round towards zero
+    return whole.to(torch.int8), scales
+
+
+def _sums(x: Tensor, codes: Tensor) -> Tensor:
+    """Return x codes^T of int8 x [rows in] and codes [out in], exact in int32 [rows out]: in float32 where the device
+    has no instructions for it."""
+    if not multiplies_int8(x.device.type):
+        pairs = zip(x.split(EXACT, 1), codes.split(EXACT, 1), strict=True)
+        return reduce(torch.add, (F.linear(a.float(), b.float()).to(torch.int32) for a, b in pairs))
+    if x.device.type == "cpu":
+        return torch._int_mm(x, codes.t())
+    wider, more = padded(x, codes)
+    return torch._int_mm(wider, more.t())[: len(x), : len(codes)]
+
+
+def padded(x: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int8 x [rows in] and codes [out in] with the zeros that a card's product needs: it takes more than 16
+    rows, and inputs and outputs in multiples of 8."""
+    rows, inputs, outputs = max(0, 32 - len(x)), -x.shape[1] % 8, -len(codes) % 8
+    x = F.pad(x, (0, inputs, 0, rows)) if rows or inputs else x
+    return x, F.pad(codes, (0, inputs, 0, outputs)) if inputs or outputs else codes
 
 
 def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: QuantFormat) -> Tensor:

@@ -263,7 +263,7 @@ class Passport:
             raise ValueError(f"the family {clean(self.model.family, 30)!r} is none of {', '.join(kinds)}")
         policy = precision.parse(self.precision, on_gpu=False, kind=kinds[self.model.family])
         far = next((station.name for station in self.run if station.policy_error), None)
-        if far is not None and not policy.has_16_bit:
+        if far is not None and not policy.is_reduced:
             raise ValueError(f"station {clean(far, 30)!r} was made in float32, and is said to be far from float32")
         for side in self.sides:
             self._check_figures(side)
