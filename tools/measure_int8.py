@@ -1,6 +1,6 @@
 """What `--precision int8` costs the built-in model, whose transformer is written in ComfyUI's int8_convrot for it.
 
-    python tools/measure_int8.py      # prints the table of docs/measured/precision.md#products-in-8-bits
+python tools/measure_int8.py      # prints the table of docs/measured/precision.md#products-in-8-bits
 """
 
 from __future__ import annotations
