@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, UNET, parse
 
 from qwenimg.common.base.errors import QwenimgError, UsageError
+from qwenimg.common.families import registry
+from qwenimg.common.families.family import Family
 from qwenimg.common.networks.denoisers import qwen_dit, unet
 from qwenimg.common.networks.encoders import decoder, qwen
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.precision import precision
-from qwenimg.common.precision.precision import Compute, DenoiserKind, Precision, bases
+from qwenimg.common.precision.ladder import higher
+from qwenimg.common.precision.precision import INT8, Compute, DenoiserKind, Precision, bases
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 
 BASES, SD_BASES = bases(MMDIT), bases(UNET)
@@ -146,7 +149,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except QwenimgError as error:
         assert error.exit_code == 2 and str(error).isprintable()
     else:
-        assert policy.name.startswith(tuple(BASES))
+        assert policy.name.startswith((*BASES, INT8))
 
 
 # Places
@@ -362,3 +365,20 @@ def test_what_is_upcast() -> None:
     assert (upcast.compute_dtype("unet"), upcast.stored_dtype("unet")) == ("float32", "float16")
     assert upcast.weight_dtype("unet", "mid_block.resnets.0.conv1.weight") == "float16"
     assert SD_BASES["fp32"].computes("unet", "conv_in") is None
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES, ids=lambda family: family.name)
+def test_int8_is_bf16_but_for_products_and_lossy(family: Family) -> None:
+    """A policy of every family, labelled, which no preset, no `auto` and no step of --fallback chooses."""
+    kind = family.precision
+    policy, plain = (precision.parse(name, on_gpu=True, kind=kind) for name in (INT8, "bf16"))
+    assert replace(policy, name="bf16", int8=False) == plain and policy.is_reduced
+    assert policy.summary().endswith("lossy: products in 8 bits)") and policy.places()["products"] == "int8, lossy"
+    chosen = {*kind.bases, *kind.presets.values(), *kind.prefers, kind.without_units}
+    assert not any(name.startswith("int8") for name in chosen) and kind.names == (*kind.bases, "int8 (lossy)")
+    assert [higher(one, "transformer") for one in (policy, plain)] == ["fp32", "fp32"]
+    with pytest.raises(UsageError, match="leave matmul=fp32 out"):
+        precision.parse("int8,matmul=fp32", on_gpu=True, kind=kind)
+    parts = ("text_encoder", "vae", "transformer")
+    assert [policy.rounds(part, "a.weight") for part in parts] == [False, False, True]
+    assert not policy.rounds("transformer", "a.weight", ONCE) and not plain.rounds("transformer", "a.weight")

@@ -3,6 +3,10 @@ backends, by the framework's product and emulated."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -89,6 +93,24 @@ def test_sums_are_those_of_whole_numbers_on_both_backends(shape: tuple[int, int,
     error = np.abs(made - wide).max() / np.abs(wide).max()
     print(f"{shape} {product}: {error:.1e} of the largest; MLX {np.abs(made - other).max():.1e} away")
     assert (np.abs(made - other) <= np.spacing(np.abs(made))).all() and error < 2e-7
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "DEFAULT"])
+def test_a_processor_that_loses_sums_is_noticed(isa: str) -> None:
+    """oneDNN without VNNI adds pairs of products in 16 bit, on a processor that has it too where a user or a virtual
+    machine keeps it from that."""
+    code = """
+import torch
+from qwenimg.backends.torch.ops.cpu import multiplies_int8
+x, y = (torch.full((33, 300), n, dtype=torch.int8) for n in (127, -127))
+print(multiplies_int8("cpu"), int(torch._int_mm(x, y.t())[0, 0]) == -300 * 127**2)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"ONEDNN_MAX_CPU_ISA": isa}, capture_output=True, text=True
+    )
+    print(isa, ran.stdout)
+    taken, right = ran.stdout.split()
+    assert right == "True" or taken == "False", ran.stderr
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 1), (16, 20, 3), (17, 8, 8), (40, 64, 33)], ids=str)

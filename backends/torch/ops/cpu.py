@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.attention import attention_order
+from qwenimg.common.quant.rotated import MOST
 from qwenimg.common.runtime.rates import SMALL
 
 P = ParamSpec("P")
@@ -110,8 +111,8 @@ def _multiplies(dtype: torch.dtype, device: str) -> bool:
 
 
 def multiplies_int8(device: str) -> bool:
-    """Return whether the device has instructions for products of 8-bit whole numbers. A CPU without them would take
-    torch's loop, one number at a time, or lose sums that 16 bit do not hold."""
+    """Return whether the device has instructions for products of 8-bit whole numbers. Without them oneDNN would lose
+    sums that 16 bit do not hold, and torch's own loop takes one number at a time."""
     return _multiplies_int8(device)
 
 
@@ -119,7 +120,10 @@ def multiplies_int8(device: str) -> bool:
 def _multiplies_int8(device: str) -> bool:
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (7, 5)  # Turing
-    return device == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+    if device != "cpu" or not torch.backends.mkldnn.is_available() or not torch.cpu._is_vnni_supported():
+        return False
+    largest = torch.full((32, 64), MOST, dtype=torch.int8)  # for oneDNN may be kept from instructions that are there
+    return bool((torch._int_mm(largest, largest.t()) == 64 * MOST**2).all())
 
 
 def laid_out(weight: Tensor, device: str) -> Tensor:
