@@ -208,7 +208,7 @@ def at_least_float32(dtype: str) -> str:
 
 def short(dtype: str) -> str:
     """Return the policies' name of a dtype: fp32 for float32."""
-    return {long: name for name, long in DTYPES.items()}.get(dtype, "fp64")
+    return ({long: name for name, long in DTYPES.items()} | {INT8: INT8}).get(dtype, "fp64")
 
 
 def dtype_named(text: str) -> str | None:

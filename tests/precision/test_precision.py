@@ -373,6 +373,7 @@ def test_int8_is_bf16_but_for_products_and_lossy(family: Family) -> None:
     kind = family.precision
     policy, plain = (precision.parse(name, on_gpu=True, kind=kind) for name in (INT8, "bf16"))
     assert replace(policy, name="bf16", int8=False) == plain and policy.is_reduced
+    assert (precision.short("int8"), precision.short("float64")) == ("int8", "fp64")
     assert policy.summary().endswith("lossy: products in 8 bits)") and policy.places()["products"] == "int8, lossy"
     chosen = {*kind.bases, *kind.presets.values(), *kind.prefers, kind.without_units}
     assert not any(name.startswith("int8") for name in chosen) and kind.names == (*kind.bases, "int8 (lossy)")
