@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +34,8 @@ class CachedBlocks:
     paths: tuple[str, ...]
     adds: bool  # True: they reuse what they added to the stream in an earlier call; False: the stream behind them
     image: bool = False  # True: the stream is an image
+
+    @classmethod
+    def but_first(cls, path: str, count: int, adds: bool = True) -> Self:
+        """Return all blocks `path`.0 .. `path`.(count-1) but the first."""
+        return cls(after=f"{path}.0", paths=tuple(f"{path}.{i}" for i in range(1, count)), adds=adds)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
@@ -22,6 +23,7 @@ from qwenimg.common.weights import comfy
 from qwenimg.common.weights.keys import Place
 from qwenimg.common.weights.part_names import plain, prefixes
 
+Config = TypeVar("Config")
 Shapes: TypeAlias = Mapping[str, Shape]
 Layers: TypeAlias = Mapping[str, str | Place]
 """A program's names of layers by those of diffusers, or places of layers that are not one tensor there."""
@@ -42,6 +44,24 @@ def place_of(layers: Layers, name: str) -> Place:
     """Return the place of a layer."""
     place = layers[name]
     return place if isinstance(place, Place) else Place(place)
+
+
+def flipped(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the table of the other direction."""
+    return {theirs: ours for ours, theirs in names.items()}
+
+
+def with_start(name: str, starts: Mapping[str, str]) -> str:
+    """Return `name` with the first of `starts` that it has replaced."""
+    start = next(filter(name.startswith, starts), "")
+    return starts[start] + name.removeprefix(start) if start else name
+
+
+def with_parts(name: str, parts: Mapping[str, str]) -> str:
+    """Return `name` with all of `parts` that it has replaced, one after the other."""
+    for part, other in parts.items():
+        name = name.replace(part, other)
+    return name
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,11 @@ class StoredShapes:
         start = self.stored_name(name).partition(".0.")[0] + "."
         pattern = re.compile(re.escape(start) + r"(\d{1,4})\.")
         return sorted({int(match[1]) for key in self.shapes if (match := pattern.match(key))})
+
+    def config(self, like: Config, **found: Any) -> Config:
+        """Return the configuration `like` with the values that were `found` in the shapes. Raises ModelError."""
+        usual: Any = like
+        return parse(type(like), asdict(usual) | found, source=self.path)
 
 
 @dataclass(frozen=True, kw_only=True)

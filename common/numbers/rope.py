@@ -11,6 +11,8 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers.sizes import Shape
 
 Positions = NDArray[np.int64] | NDArray[np.float64]
+Table = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Cosines and sines [L D/2]."""
 ROPE_POSITIONS = 4096  # rows of the published model's rotary table
 
 
@@ -95,9 +97,7 @@ def rope_angles(positions: Positions, axes: Sequence[int], theta: float = 10000.
     return np.concatenate(parts, axis=1)
 
 
-def rope_table(
-    positions: Positions, axes: Sequence[int], theta: float = 10000.0
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def rope_table(positions: Positions, axes: Sequence[int], theta: float = 10000.0) -> Table:
     """Return cosine and sine of `rope_angles`, each [L, sum(axes)/2]."""
     angles = rope_angles(positions, axes, theta)
     return np.cos(angles), np.sin(angles)

@@ -119,8 +119,9 @@ def test_nothing_stays_behind_a_call(backend: str) -> None:
 
 
 def test_what_the_rows_say() -> None:
-    assert qwen_dit.cached_blocks(QwenDiTConfig(num_layers=1)).paths == ()
-    assert qwen_dit.cached_blocks(QwenDiTConfig(num_layers=3)).paths == ("transformer_blocks.1", "transformer_blocks.2")
+    blocks = qwen_dit.NETWORK.cached_blocks
+    assert blocks is not None and blocks(QwenDiTConfig(num_layers=1)).paths == ()
+    assert blocks(QwenDiTConfig(num_layers=3)).paths == ("transformer_blocks.1", "transformer_blocks.2")
     one = UNetConfig(
         block_out_channels=(32,),
         down_block_types=("DownBlock2D",),

@@ -25,7 +25,9 @@ def _turns(patch: Patch, change: Callable[..., Any]) -> None:
     """Makes heads x [B L H D] with tables [L 1 2D] change(the original, x, tables)."""
     owner = patch.backend.network("ernie_dit").SelfAttention
     patch.around(
-        owner, "turned", lambda turned, layer, x, table: change(lambda *given: turned(layer, *given), x, table)
+        owner,
+        "turned",
+        lambda turned, layer, x, table, dtype: change(lambda *given: turned(layer, *given, dtype), x, table),
     )
 
 

@@ -43,6 +43,7 @@ AT_IMPORT = {
     "options_of": "a table of constants",
     "inserted": "a table of constants",
     "by_name": "a table turned round",
+    "flipped": "the same",
     "Path": "a path, which asks the file system nothing",
     "dataclass": "a decorator",
     "property": "a decorator",

@@ -10,10 +10,9 @@ from qwenimg.common.numbers import rope
 from qwenimg.common.numbers.timesteps import TimeDtype, rounded, sinusoids
 
 THETA = 1e4
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-def table(config: AnimaConfig, grid: tuple[int, int]) -> Table:
+def table(config: AnimaConfig, grid: tuple[int, int]) -> rope.Table:
     """Return (cos, sin) [L D/2] for an image of `grid` rows and columns of tokens, the only frame. The base of an axis
     of width d grows with its scale by scale^(d / (d - 2))."""
     places = np.indices((1, *grid)).reshape(3, -1)

@@ -22,7 +22,9 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import attention, feed_forward, vector_embedding
 from qwenimg.common.networks.encoders.anima_conditioner import INSIDE
+from qwenimg.common.networks.layout import flipped, with_parts, with_start
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "CosmosTransformer3DModel"
@@ -30,10 +32,7 @@ CLASS_NAME = "CosmosTransformer3DModel"
 PATCH = 2  # latents a side of a token
 NORM_EPS = 1e-6  # of the norms of the stream and of the time
 HEAD_EPS = 1e-5  # of the norms of queries and keys
-MODULATED = ("norm1", "norm2", "norm3")  # the modulations of a block
 _SWITCHED_OFF = ("extra_pos_embed_type", "use_crossattn_projection", "img_context_dim_in")
-
-
 STARTS = {
     "patch_embed.proj.": "x_embedder.proj.1.",
     "time_embed.t_embedder.": "t_embedder.1.",
@@ -59,7 +58,6 @@ PARTS = {
     ".ff.net.2.": ".mlp.layer2.",
 }
 """The authors' parts of names within a block, by those of diffusers."""
-_SIGN = "blocks.0.adaln_modulation_self_attn.1.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,58 +116,30 @@ def manifest(config: AnimaConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
     dim, narrow, patch = config.dim, config.adaln_lora_dim, PATCH**2
     block = params.merge(
-        *(_modulation(name, dim, narrow, 3 * dim) for name in MODULATED),
-        params.under("attn1", _attention(dim, dim, config.attention_head_dim)),
-        params.under("attn2", _attention(dim, config.text_embed_dim, config.attention_head_dim)),
-        params.linear("ff.net.0.proj", config.hidden, dim, bias=False),
-        params.linear("ff.net.2", dim, config.hidden, bias=False),
+        *(vector_embedding(name, narrow, dim, 3 * dim, bias=False) for name in ("norm1", "norm2", "norm3")),
+        attention("attn1", dim, config.attention_head_dim, bias=False),
+        attention("attn2", dim, config.attention_head_dim, bias=False, seen=config.text_embed_dim),
+        feed_forward("ff", dim, config.hidden, bias=False),
     )
     return params.merge(
         params.linear("patch_embed.proj", dim, patch * (config.in_channels + 1), bias=False),
-        params.linear("time_embed.t_embedder.linear_1", dim, dim, bias=False),
-        params.linear("time_embed.t_embedder.linear_2", 3 * dim, dim, bias=False),
+        vector_embedding("time_embed.t_embedder", dim, dim, 3 * dim, bias=False),
         params.norm("time_embed.norm", dim),
         params.repeat("transformer_blocks", config.num_layers, block),
-        _modulation("norm_out", dim, narrow, 2 * dim),
+        vector_embedding("norm_out", narrow, dim, 2 * dim, bias=False),
         params.linear("proj_out", patch * config.out_channels, dim, bias=False),
-    )
-
-
-def _modulation(name: str, dim: int, narrow: int, outputs: int) -> Manifest:
-    layers = params.linear("linear_1", narrow, dim, bias=False), params.linear("linear_2", outputs, narrow, bias=False)
-    return params.under(name, *layers)
-
-
-def _attention(dim: int, context: int, head_dim: int) -> Manifest:
-    inputs = {"to_q": dim, "to_k": context, "to_v": context, "to_out.0": dim}
-    return params.merge(
-        *(params.linear(name, dim, width, bias=False) for name, width in inputs.items()),
-        *(params.norm(name, head_dim) for name in ("norm_q", "norm_k")),
     )
 
 
 def authors_name(name: str) -> str:
     """Return the authors' name of a parameter."""
-    ours = next(start for start in STARTS if name.startswith(start))
-    name = STARTS[ours] + name.removeprefix(ours)
-    for part, theirs in PARTS.items():
-        name = name.replace(part, theirs)
-    return name
+    return with_parts(with_start(name, STARTS), PARTS)
 
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key, in diffusers' names or its authors'; None for the text's network."""
-    ours = next((ours for ours, theirs in STARTS.items() if key.startswith(theirs)), "")
-    key = ours + key.removeprefix(STARTS[ours]) if ours else key
-    for part, theirs in PARTS.items():
-        key = key.replace(theirs, part)
+    key = with_parts(with_start(key, flipped(STARTS)), flipped(PARTS))
     return None if key.startswith(INSIDE) else key
-
-
-def cached_blocks(config: AnimaConfig) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
 
 
 NETWORK = Network(
@@ -190,7 +160,7 @@ NETWORK = Network(
     streamable=re.compile(r"(transformer_blocks\.\d+)\.(?!attn2\.(?:to_[kv]|norm_k)\.)"),
     lora_prefix="diffusion_model.",
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("transformer_blocks", config.num_layers),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),
         Block(name="context", paths=re.compile(r"transformer_blocks\.\d+"), method="context"),
@@ -200,6 +170,6 @@ NETWORK = Network(
         Block(name="model", paths=re.compile("")),
     ),
     rename=rename,
-    mflux_signs=(_SIGN,),  # mflux has its authors' names
+    mflux_signs=("blocks.0.adaln_modulation_self_attn.1.weight",),  # mflux has its authors' names
     architectures=frozenset({"cosmos"}),
 )

@@ -5,9 +5,6 @@ its own (`anima_conditioner_names`)."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import anima_dit
 from qwenimg.common.networks.denoisers.anima_dit import PATCH, AnimaConfig, authors_name
 from qwenimg.common.networks.encoders.anima_conditioner import INSIDE
@@ -21,16 +18,16 @@ def _config(stored: StoredShapes, like: AnimaConfig) -> AnimaConfig:
     block = "transformer_blocks.0"
     [dim], [head_dim] = stored.shape("time_embed.norm.weight", 1), stored.shape(f"{block}.attn1.norm_q.weight", 1)
     channels = stored.shape("proj_out.weight", 2)[0] // PATCH**2
-    data = asdict(like) | {
-        "in_channels": channels,
-        "out_channels": channels,
-        "num_attention_heads": dim // max(1, head_dim),
-        "attention_head_dim": head_dim,
-        "num_layers": len(stored.blocks(f"{block}.attn1.norm_q.weight")),
-        "mlp_ratio": stored.shape(f"{block}.ff.net.0.proj.weight", 2)[0] / max(1, dim),
-        "adaln_lora_dim": stored.shape(f"{block}.norm1.linear_1.weight", 2)[0],
-    }
-    return parse(AnimaConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        in_channels=channels,
+        out_channels=channels,
+        num_attention_heads=dim // max(1, head_dim),
+        attention_head_dim=head_dim,
+        num_layers=len(stored.blocks(f"{block}.attn1.norm_q.weight")),
+        mlp_ratio=stored.shape(f"{block}.ff.net.0.proj.weight", 2)[0] / max(1, dim),
+        adaln_lora_dim=stored.shape(f"{block}.norm1.linear_1.weight", 2)[0],
+    )
 
 
 LAYOUTS = Layouts(

@@ -26,7 +26,7 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
-from qwenimg.common.networks.denoisers.diffusion_transformer import vector_embedding
+from qwenimg.common.networks.denoisers.diffusion_transformer import attention, joint_attention, vector_embedding
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.weights.plan import ParamUse, ParamUses
@@ -147,7 +147,7 @@ def _joint_block(config: AuraConfig) -> Manifest:
     dim = config.dim
     return params.merge(
         *(params.linear(f"{name}.linear", 6 * dim, dim, bias=False) for name in ("norm1", "norm1_context")),
-        _attention(dim, "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+        joint_attention("attn", dim, bias=False),
         _feed_forward("ff", config),
         _feed_forward("ff_context", config),
     )
@@ -156,13 +156,9 @@ def _joint_block(config: AuraConfig) -> Manifest:
 def _single_block(config: AuraConfig) -> Manifest:
     return params.merge(
         params.linear("norm1.linear", 6 * config.dim, config.dim, bias=False),
-        _attention(config.dim, "to_q", "to_k", "to_v", "to_out.0"),
+        attention("attn", config.dim, bias=False),
         _feed_forward("ff", config),
     )
-
-
-def _attention(dim: int, *layers: str) -> Manifest:
-    return params.merge(*(params.linear(f"attn.{layer}", dim, dim, bias=False) for layer in layers))
 
 
 def _feed_forward(name: str, config: AuraConfig) -> Manifest:

@@ -7,10 +7,7 @@ one stream a 1; the head's modulation has shift before scale: the halves are swa
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
-from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import aura_dit
 from qwenimg.common.networks.denoisers.aura_dit import PATCH, REGISTER_TOKENS, TABLE, AuraConfig
 from qwenimg.common.networks.layout import Layers, Layout, Layouts, StoredShapes, place_of
@@ -62,17 +59,17 @@ def _config(stored: StoredShapes, like: AuraConfig) -> AuraConfig:
     """Return the configuration for stored shapes. The width of a head is that of `like`: no tensor shows it."""
     [dim] = stored.shape("pos_embed.proj.bias", 1)
     head_dim = like.attention_head_dim
-    data: dict[str, Any] = asdict(like) | {
-        "in_channels": stored.shape("pos_embed.proj.weight", 2)[1] // PATCH**2,
-        "out_channels": stored.shape("proj_out.weight", 2)[0] // PATCH**2,
-        "num_mmdit_layers": len(stored.blocks("joint_transformer_blocks.0.attn.to_q.weight")),
-        "num_single_dit_layers": len(stored.blocks("single_transformer_blocks.0.attn.to_q.weight")),
-        "num_attention_heads": dim // head_dim,
-        "joint_attention_dim": stored.shape("context_embedder.weight", 2)[1],
-        "caption_projection_dim": dim,
-        "pos_embed_max_size": stored.shape(TABLE, 3)[1],
-    }
-    return parse(AuraConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        in_channels=stored.shape("pos_embed.proj.weight", 2)[1] // PATCH**2,
+        out_channels=stored.shape("proj_out.weight", 2)[0] // PATCH**2,
+        num_mmdit_layers=len(stored.blocks("joint_transformer_blocks.0.attn.to_q.weight")),
+        num_single_dit_layers=len(stored.blocks("single_transformer_blocks.0.attn.to_q.weight")),
+        num_attention_heads=dim // head_dim,
+        joint_attention_dim=stored.shape("context_embedder.weight", 2)[1],
+        caption_projection_dim=dim,
+        pos_embed_max_size=stored.shape(TABLE, 3)[1],
+    )
 
 
 LAYOUTS = Layouts(

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.networks.denoisers import cascade_unet
 from qwenimg.common.networks.denoisers.cascade_unet import CascadeConfig
@@ -61,33 +58,31 @@ def _config(stored: StoredShapes, like: CascadeConfig) -> CascadeConfig:
     side = 1 if is_prior else PATCH
     channels, pixels = stored.shape("clf.1.bias", 1)[0], side**2
     heads = [width // HEAD_DIM for width in widths]
-    data: dict[str, Any] = asdict(like) | {
-        "patch_size": side,
-        "in_channels": stored.shape("embedding.1.weight", 4)[1] // pixels,
-        "out_channels": channels // pixels,
-        "timestep_ratio_embedding_dim": stored.shape("down_blocks.0.1.mapper.weight", 2)[1],
-        "conditioning_dim": pooled // like.clip_seq,
-        "block_out_channels": widths,
-        "num_attention_heads": list(like.num_attention_heads) if tuple(widths) == like.block_out_channels else heads,
-        "down_num_layers_per_block": counts,
-        "up_num_layers_per_block": up_counts,
-        "down_blocks_repeat_mappers": _repeats(stored, "down", len(widths)),
-        "up_blocks_repeat_mappers": _repeats(stored, "up", len(widths)),
-        "attending": attends,
-        "clip_text_in_channels": stored.shape("clip_txt_mapper.weight", 2)[1] if is_prior else None,
-        "clip_text_pooled_in_channels": stored.shape("clip_txt_pooled_mapper.weight", 2)[1],
-        "clip_image_in_channels": stored.shape("clip_img_mapper.weight", 2)[1] if is_prior else None,
-        "effnet_in_channels": None if is_prior else stored.shape("effnet_mapper.0.weight", 4)[1],
-        "pixel_mapper_in_channels": stored.shape("pixels_mapper.0.weight", 4)[1]
+    return stored.config(
+        like,
+        patch_size=side,
+        in_channels=stored.shape("embedding.1.weight", 4)[1] // pixels,
+        out_channels=channels // pixels,
+        timestep_ratio_embedding_dim=stored.shape("down_blocks.0.1.mapper.weight", 2)[1],
+        conditioning_dim=pooled // like.clip_seq,
+        block_out_channels=widths,
+        num_attention_heads=list(like.num_attention_heads) if tuple(widths) == like.block_out_channels else heads,
+        down_num_layers_per_block=counts,
+        up_num_layers_per_block=up_counts,
+        down_blocks_repeat_mappers=_repeats(stored, "down", len(widths)),
+        up_blocks_repeat_mappers=_repeats(stored, "up", len(widths)),
+        attending=attends,
+        clip_text_in_channels=stored.shape("clip_txt_mapper.weight", 2)[1] if is_prior else None,
+        clip_text_pooled_in_channels=stored.shape("clip_txt_pooled_mapper.weight", 2)[1],
+        clip_image_in_channels=stored.shape("clip_img_mapper.weight", 2)[1] if is_prior else None,
+        effnet_in_channels=None if is_prior else stored.shape("effnet_mapper.0.weight", 4)[1],
+        pixel_mapper_in_channels=stored.shape("pixels_mapper.0.weight", 4)[1]
         if "pixels_mapper.0.weight" in stored
         else None,
-        "kernel_size": stored.shape("down_blocks.0.0.depthwise.weight", 4)[-1],
-        "timestep_conditioning_type": [
-            name for name in ("sca", "crp") if f"down_blocks.0.1.mapper_{name}.bias" in stored
-        ],
-        "one_size": "down_downscalers.1.1.blocks.0.bias" in stored,
-    }
-    return parse(CascadeConfig, data, source=stored.path)
+        kernel_size=stored.shape("down_blocks.0.0.depthwise.weight", 4)[-1],
+        timestep_conditioning_type=[name for name in ("sca", "crp") if f"down_blocks.0.1.mapper_{name}.bias" in stored],
+        one_size="down_downscalers.1.1.blocks.0.bias" in stored,
+    )
 
 
 def _levels(stored: StoredShapes, way: str) -> tuple[list[int], list[bool], list[int]]:

@@ -31,6 +31,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import attention
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights.plan import ParamUse, ParamUses
 
@@ -226,11 +227,7 @@ def _time(config: CascadeConfig, width: int) -> Manifest:
 
 
 def _attention(config: CascadeConfig, width: int) -> Manifest:
-    names = ("to_q", "to_k", "to_v", "to_out.0")
-    return params.merge(
-        *(params.linear(f"attention.{name}", width, width) for name in names),
-        params.linear("kv_mapper.1", width, config.conditioning_dim),
-    )
+    return attention("attention", width) | params.linear("kv_mapper.1", width, config.conditioning_dim)
 
 
 def uses(config: CascadeConfig, stored: Manifest) -> ParamUses:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import chroma_dit, flux_blocks_names, flux_names
 from qwenimg.common.networks.denoisers.chroma_dit import APPROXIMATOR, ChromaConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -23,14 +20,14 @@ def place(name: str) -> Place:
 
 def _config(stored: StoredShapes, like: ChromaConfig) -> ChromaConfig:
     """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
-    data = asdict(like) | {
+    return stored.config(
+        like,
         **flux_blocks_names.sizes(stored),
-        "out_channels": stored.shape("proj_out.weight", 2)[0],
-        "approximator_num_channels": stored.shape(f"{APPROXIMATOR}in_proj.weight", 2)[1],
-        "approximator_hidden_dim": stored.shape(f"{APPROXIMATOR}norms.0.weight", 1)[0],
-        "approximator_layers": len(stored.blocks(f"{APPROXIMATOR}norms.0.weight")),
-    }
-    return parse(ChromaConfig, data, source=stored.path)
+        out_channels=stored.shape("proj_out.weight", 2)[0],
+        approximator_num_channels=stored.shape(f"{APPROXIMATOR}in_proj.weight", 2)[1],
+        approximator_hidden_dim=stored.shape(f"{APPROXIMATOR}norms.0.weight", 1)[0],
+        approximator_layers=len(stored.blocks(f"{APPROXIMATOR}norms.0.weight")),
+    )
 
 
 _SIGN = f"{APPROXIMATOR}in_proj.weight"

@@ -23,6 +23,8 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import attention, vector_embedding
+from qwenimg.common.networks.layout import with_parts
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights.plan import ParamUse, ParamUses, stored_uses
 
@@ -95,8 +97,7 @@ def manifest(config: ErnieConfig) -> Manifest:
     return params.merge(
         params.conv("x_embedder.proj", dim, config.in_channels, 1, 1),
         params.linear("text_proj", dim, config.text_in_dim, bias=False) if config.has_text_layer else {},
-        params.linear("time_embedding.linear_1", dim, dim),
-        params.linear("time_embedding.linear_2", dim, dim),
+        vector_embedding("time_embedding", dim, dim),
         params.linear("adaLN_modulation.1", 6 * dim, dim),
         params.repeat("layers", config.num_layers, _block(config)),
         params.linear("final_norm.linear", 2 * dim, dim),
@@ -111,27 +112,17 @@ def used(config: ErnieConfig, stored: Manifest) -> ParamUses:
 
 def rename(key: str) -> str:
     """Return the manifest key of a file's key, in diffusers' names or mflux's."""
-    for theirs, ours in _MFLUX.items():
-        key = key.replace(theirs, ours)
-    return key
+    return with_parts(key, _MFLUX)
 
 
 def _block(config: ErnieConfig) -> Manifest:
     dim, hidden = config.dim, config.ffn_hidden_size
-    layers = ("to_q", "to_k", "to_v", "to_out.0")
     return params.merge(
         *(params.norm(name, dim) for name in ("adaLN_sa_ln", "adaLN_mlp_ln")),
-        *(params.linear(f"self_attention.{name}", dim, dim, bias=False) for name in layers),
-        *(params.norm(f"self_attention.{name}", config.head_dim) for name in ("norm_q", "norm_k")),
+        attention("self_attention", dim, config.head_dim, bias=False),
         *(params.linear(f"mlp.{name}", hidden, dim, bias=False) for name in ("gate_proj", "up_proj")),
         params.linear("mlp.linear_fc2", dim, hidden, bias=False),
     )
-
-
-def cached_blocks(config: ErnieConfig) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"layers.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="layers.0", paths=paths, adds=True)
 
 
 NETWORK = Network(
@@ -146,7 +137,7 @@ NETWORK = Network(
     streamable=re.compile(r"(layers\.\d+)\."),
     lora_prefix="diffusion_model.",
     compiled=re.compile(r"layers\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("layers", config.num_layers),
     traced=(
         Block(name="block", paths=re.compile(r"layers\.\d+"), streams=1, depth=1),
         Block(name="time", paths=re.compile("time_embedding")),

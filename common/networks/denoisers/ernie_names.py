@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import ernie_dit
 from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -19,16 +15,16 @@ def _config(stored: StoredShapes, like: ErnieConfig) -> ErnieConfig:
     [width] = stored.shape(_SIGN, 1)
     [head_dim] = stored.shape("layers.0.self_attention.norm_q.weight", 1)
     [channels] = stored.shape("final_linear.bias", 1)
-    data: dict[str, Any] = asdict(like) | {
-        "hidden_size": width,
-        "num_attention_heads": width // max(1, head_dim),
-        "num_layers": len(stored.blocks(_SIGN)),
-        "ffn_hidden_size": stored.shape("layers.0.mlp.gate_proj.weight", 2)[0],
-        "in_channels": channels,
-        "out_channels": channels,
-        "text_in_dim": stored.shape("text_proj.weight", 2)[1] if "text_proj.weight" in stored else width,
-    }
-    return parse(ErnieConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        hidden_size=width,
+        num_attention_heads=width // max(1, head_dim),
+        num_layers=len(stored.blocks(_SIGN)),
+        ffn_hidden_size=stored.shape("layers.0.mlp.gate_proj.weight", 2)[0],
+        in_channels=channels,
+        out_channels=channels,
+        text_in_dim=stored.shape("text_proj.weight", 2)[1] if "text_proj.weight" in stored else width,
+    )
 
 
 LAYOUTS = Layouts(

@@ -12,7 +12,6 @@ from qwenimg.common.numbers import rope
 from qwenimg.common.numbers.timesteps import TimeDtype, timestep_features
 
 Grid = tuple[int, int]  # rows and columns of tokens
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 REFERENCE_STEP = 10  # between the first numbers of two reference images' positions
 
@@ -34,7 +33,7 @@ def text_positions(length: int) -> NDArray[np.int64]:
     return positions
 
 
-def image_and_text_rope(config: Flux2Config, grids: Sequence[Grid], length: int) -> tuple[Table, Table]:
+def image_and_text_rope(config: Flux2Config, grids: Sequence[Grid], length: int) -> tuple[rope.Table, rope.Table]:
     """Return (cos, sin) [L, D/2] for an image and its references of `grids`, and [S, D/2] for `length` text tokens."""
     axes, theta = config.axes_dims_rope, config.rope_theta
     image, text = image_positions(grids), text_positions(length)

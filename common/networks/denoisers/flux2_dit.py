@@ -22,6 +22,7 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import joint_attention, vector_embedding
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "Flux2Transformer2DModel"
@@ -81,9 +82,10 @@ class Flux2Config:
 
 def manifest(config: Flux2Config) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
-    dim, embedders = config.dim, ("timestep_embedder", "guidance_embedder")[: 1 + config.guidance_embeds]
+    dim, channels = config.dim, config.timestep_guidance_channels
+    embedders = ("timestep_embedder", "guidance_embedder")[: 1 + config.guidance_embeds]
     return params.merge(
-        *(params.under("time_guidance_embed", params.under(name, _embedder(config))) for name in embedders),
+        *(vector_embedding(f"time_guidance_embed.{name}", dim, channels, bias=False) for name in embedders),
         _linear("double_stream_modulation_img.linear", 6 * dim, dim),
         _linear("double_stream_modulation_txt.linear", 6 * dim, dim),
         _linear("single_stream_modulation.linear", 3 * dim, dim),
@@ -100,19 +102,11 @@ def _linear(name: str, outputs: int, inputs: int) -> Manifest:
     return params.linear(name, outputs, inputs, bias=False)
 
 
-def _embedder(config: Flux2Config) -> Manifest:
-    dim = config.dim
-    return _linear("linear_1", dim, config.timestep_guidance_channels) | _linear("linear_2", dim, dim)
-
-
 def _double_block(config: Flux2Config) -> Manifest:
-    dim, head_dim, hidden = config.dim, config.attention_head_dim, config.hidden
-    projections = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-    norms = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
+    dim, hidden = config.dim, config.hidden
     feed_forward = _linear("linear_in", 2 * hidden, dim) | _linear("linear_out", dim, hidden)
     return params.merge(
-        *(params.under("attn", _linear(name, dim, dim)) for name in projections),
-        *(params.under("attn", params.norm(name, head_dim)) for name in norms),
+        joint_attention("attn", dim, config.attention_head_dim, bias=False),
         *(params.under(name, feed_forward) for name in ("ff", "ff_context")),
     )
 

@@ -5,9 +5,6 @@ tensor in diffusers' names too, and all blocks have the same modulation."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import flux2_dit, flux_blocks_names
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.layout import Layers, Layout, Layouts, StoredShapes
@@ -43,14 +40,14 @@ def place(name: str) -> Place:
 def _config(stored: StoredShapes, like: Flux2Config) -> Flux2Config:
     """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
     hidden = stored.shape("transformer_blocks.0.ff.linear_out.weight", 2)[1]
-    data = asdict(like) | {
+    return stored.config(
+        like,
         **flux_blocks_names.sizes(stored),
-        "out_channels": None,
-        "timestep_guidance_channels": stored.shape("time_guidance_embed.timestep_embedder.linear_1.weight", 2)[1],
-        "mlp_ratio": hidden / max(1, stored.shape("x_embedder.weight", 2)[0]),
-        "guidance_embeds": "time_guidance_embed.guidance_embedder.linear_1.weight" in stored,
-    }
-    return parse(Flux2Config, data, source=stored.path)
+        out_channels=None,
+        timestep_guidance_channels=stored.shape("time_guidance_embed.timestep_embedder.linear_1.weight", 2)[1],
+        mlp_ratio=hidden / max(1, stored.shape("x_embedder.weight", 2)[0]),
+        guidance_embeds="time_guidance_embed.guidance_embedder.linear_1.weight" in stored,
+    )
 
 
 LAYOUTS = Layouts(

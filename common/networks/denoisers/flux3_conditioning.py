@@ -12,7 +12,6 @@ from qwenimg.common.numbers import rope
 from qwenimg.common.numbers.timesteps import TimeDtype, timestep_features
 
 Grid = tuple[int, int]  # rows and columns of tokens
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 SCALE = 0.5  # of rows and columns in positions
 
@@ -32,7 +31,7 @@ def text_positions(length: int) -> NDArray[np.float64]:
     return positions
 
 
-def tables(config: Flux3Config, grids: Iterable[Grid], length: int) -> tuple[Table, Table, Table]:
+def tables(config: Flux3Config, grids: Iterable[Grid], length: int) -> tuple[rope.Table, rope.Table, rope.Table]:
     """Return (cos, sin) [L D/2] for an image and [R D/2] for its references, of `grids`, and between them [S D/2] for
     `length` text tokens."""
     image, *seen = (image_positions(grid, number) for number, grid in enumerate(grids))

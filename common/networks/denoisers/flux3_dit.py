@@ -22,6 +22,7 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import attention, vector_embedding
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "Flux3Transformer2DModel"
@@ -85,7 +86,7 @@ def manifest(config: Flux3Config) -> Manifest:
     embedders = ("timestep_embedder", TARGET)[: 1 + config.flow_map]
     kinds = ("early_stream_modulations", "single_stream_modulations")
     return params.merge(
-        *(params.under(name, _embedder(config)) for name in embedders),
+        *(vector_embedding(name, dim, config.timestep_channels, bias=False) for name in embedders),
         *(_linear(f"{kind}.{stream}.linear", 3 * dim, dim) for kind in kinds for stream in STREAMS),
         *(_linear(f"x_embedders.{stream}", dim, config.in_channels) for stream in STREAMS[:2]),
         _linear("context_embedder", dim, config.joint_attention_dim),
@@ -101,15 +102,10 @@ def _linear(name: str, outputs: int, inputs: int) -> Manifest:
     return params.linear(name, outputs, inputs, bias=False)
 
 
-def _embedder(config: Flux3Config) -> Manifest:
-    return _linear("linear_1", config.dim, config.timestep_channels) | _linear("linear_2", config.dim, config.dim)
-
-
 def _block(config: Flux3Config) -> Manifest:
     dim, hidden = config.dim, config.hidden
     return params.merge(
-        *(_linear(f"attn.{name}", dim, dim) for name in ("to_q", "to_k", "to_v", "to_out.0")),
-        *(params.norm(f"attn.{name}", config.attention_head_dim) for name in ("norm_q", "norm_k")),
+        attention("attn", dim, config.attention_head_dim, bias=False),
         _linear("ff.linear_in", 2 * hidden, dim),
         _linear("ff.linear_out", dim, hidden),
     )
@@ -118,12 +114,6 @@ def _block(config: Flux3Config) -> Manifest:
 def rename(key: str) -> str:
     """Return the manifest key of a file's key, in diffusers' names or mflux's."""
     return _MFLUX_OUT.sub(".attn.to_out.0.", key)
-
-
-def cached_blocks(config: Flux3Config) -> CachedBlocks:
-    """Return all blocks of joined streams but the first: those of the image alone see nothing of the text."""
-    paths = tuple(f"single_transformer_blocks.{i}" for i in range(1, config.num_single_layers))
-    return CachedBlocks(after="single_transformer_blocks.0", paths=paths, adds=True)
 
 
 _OWN = r"(?:mode_blocks\.image(?:_cond)?|txt_mode_blocks)\.\d+"
@@ -140,10 +130,13 @@ NETWORK = Network(
     blocks=re.compile(r"(?:mode_blocks\.\w+|txt_mode_blocks|single_transformer_blocks)\.(\d+)\..*\.weight"),
     streamable=re.compile(rf"({_OWN}|{_SINGLE})\."),
     compiled=re.compile(rf"{_OWN}|{_SINGLE}"),
-    cached_blocks=cached_blocks,
+    # those of the image alone see nothing of the text
+    cached_blocks=lambda config: CachedBlocks.but_first("single_transformer_blocks", config.num_single_layers),
     # A LoRA of the distilled model may change a layer that the base lacks
     lacking=lambda stored: (
-        {} if f"{TARGET}.linear_1.weight" in stored else _target(stored["timestep_embedder.linear_1.weight"])
+        {}
+        if f"{TARGET}.linear_1.weight" in stored
+        else vector_embedding(TARGET, *stored["timestep_embedder.linear_1.weight"], bias=False)
     ),
     traced=(
         Block(name="block", paths=re.compile(_OWN), streams=1, depth=1),
@@ -157,8 +150,3 @@ NETWORK = Network(
     ),
     architectures=frozenset({"flux", "flux3"}),
 )
-
-
-def _target(like: tuple[int, ...]) -> Manifest:
-    dim, channels = like
-    return params.under(TARGET, _linear("linear_1", dim, channels), _linear("linear_2", dim, dim))

@@ -5,9 +5,6 @@ layer's modulation has shift before scale, so that the halves are swapped; the g
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import flux3_dit
 from qwenimg.common.networks.denoisers.flux3_dit import TARGET, Flux3Config
 from qwenimg.common.networks.layout import Layers, Layout, Layouts, StoredShapes, place_of
@@ -57,19 +54,19 @@ def _config(stored: StoredShapes, like: Flux3Config) -> Flux3Config:
     axes of RoPE and the widths of inputs are taken from `like`."""
     width = stored.shape("context_embedder.weight", 2)[0]
     [head_dim] = stored.shape("txt_mode_blocks.0.attn.norm_q.weight", 1)
-    data = asdict(like) | {
-        "in_channels": stored.shape("proj_out.weight", 2)[0],
-        "cond_in_channels": stored.shape("proj_out.weight", 2)[0],
-        "num_layers": len(stored.blocks("txt_mode_blocks.0.attn.norm_q.weight")),
-        "num_single_layers": len(stored.blocks("single_transformer_blocks.0.attn.norm_q.weight")),
-        "attention_head_dim": head_dim,
-        "num_attention_heads": width // max(1, head_dim),
-        "joint_attention_dim": stored.shape("context_embedder.weight", 2)[1],
-        "timestep_channels": stored.shape("timestep_embedder.linear_1.weight", 2)[1],
-        "mlp_ratio": stored.shape("txt_mode_blocks.0.ff.linear_in.weight", 2)[0] / max(1, 2 * width),
-        "flow_map": f"{TARGET}.linear_1.weight" in stored,
-    }
-    return parse(Flux3Config, data, source=stored.path)
+    return stored.config(
+        like,
+        in_channels=stored.shape("proj_out.weight", 2)[0],
+        cond_in_channels=stored.shape("proj_out.weight", 2)[0],
+        num_layers=len(stored.blocks("txt_mode_blocks.0.attn.norm_q.weight")),
+        num_single_layers=len(stored.blocks("single_transformer_blocks.0.attn.norm_q.weight")),
+        attention_head_dim=head_dim,
+        num_attention_heads=width // max(1, head_dim),
+        joint_attention_dim=stored.shape("context_embedder.weight", 2)[1],
+        timestep_channels=stored.shape("timestep_embedder.linear_1.weight", 2)[1],
+        mlp_ratio=stored.shape("txt_mode_blocks.0.ff.linear_in.weight", 2)[0] / max(1, 2 * width),
+        flow_map=f"{TARGET}.linear_1.weight" in stored,
+    )
 
 
 LAYOUTS = Layouts(

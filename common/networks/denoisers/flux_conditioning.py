@@ -13,7 +13,6 @@ from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.numbers.timesteps import TimeDtype, rounded, sinusoids
 
 Grid = tuple[int, int]  # rows and columns of tokens
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def image_positions(grids: Sequence[Grid]) -> NDArray[np.int64]:
@@ -25,7 +24,7 @@ def image_positions(grids: Sequence[Grid]) -> NDArray[np.int64]:
     return np.concatenate([np.stack(one, axis=-1).reshape(-1, 3) for one in axes]).astype(np.int64)
 
 
-def image_and_text_rope(config: FluxConfig, grids: Sequence[Grid], length: int) -> tuple[Table, Table]:
+def image_and_text_rope(config: FluxConfig, grids: Sequence[Grid], length: int) -> tuple[rope.Table, rope.Table]:
     """Return (cos, sin) [L, D/2] for the tokens of an image, and of a reference, of `grids`; and [S, D/2] for `length`
     text tokens, all at 0. In a model that counts them, token i is at (0, i, i), and the corner of image k at (1 + k,
     length, length)."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import flux_blocks_names, flux_controlnet
 from qwenimg.common.networks.denoisers.flux_controlnet import FluxControlNetConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -14,13 +11,13 @@ MODES = "controlnet_mode_embedder.weight"
 
 def _config(stored: StoredShapes, like: FluxControlNetConfig) -> FluxControlNetConfig:
     """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
-    data = asdict(like) | {
+    return stored.config(
+        like,
         **flux_blocks_names.sizes(stored),
-        "pooled_projection_dim": stored.shape("time_text_embed.text_embedder.linear_1.weight", 2)[1],
-        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in stored,
-        "num_mode": stored.shape(MODES, 2)[0] if MODES in stored else None,
-    }
-    return parse(FluxControlNetConfig, data, source=stored.path)
+        pooled_projection_dim=stored.shape("time_text_embed.text_embedder.linear_1.weight", 2)[1],
+        guidance_embeds="time_text_embed.guidance_embedder.linear_1.weight" in stored,
+        num_mode=stored.shape(MODES, 2)[0] if MODES in stored else None,
+    )
 
 
 LAYOUTS = Layouts(

@@ -7,9 +7,7 @@ one tensor, and the feed-forward's rows, four times as many, follow.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import flux_blocks_names, flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.layout import QKV, Layers, Layout, Layouts, StoredShapes, place_of
@@ -77,13 +75,13 @@ def _xlabs(path: str) -> list[Place]:
 
 def _config(stored: StoredShapes, like: FluxConfig) -> FluxConfig:
     """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
-    data = asdict(like) | {
+    return stored.config(
+        like,
         **flux_blocks_names.sizes(stored),
-        "out_channels": stored.shape("proj_out.weight", 2)[0],
-        "pooled_projection_dim": stored.shape("time_text_embed.text_embedder.linear_1.weight", 2)[1],
-        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in stored,
-    }
-    return parse(FluxConfig, data, source=stored.path)
+        out_channels=stored.shape("proj_out.weight", 2)[0],
+        pooled_projection_dim=stored.shape("time_text_embed.text_embedder.linear_1.weight", 2)[1],
+        guidance_embeds="time_text_embed.guidance_embedder.linear_1.weight" in stored,
+    )
 
 
 LAYOUTS = Layouts(

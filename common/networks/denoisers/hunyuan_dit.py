@@ -29,7 +29,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
-from qwenimg.common.networks.denoisers.diffusion_transformer import vector_embedding
+from qwenimg.common.networks.denoisers.diffusion_transformer import feed_forward, vector_embedding
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "HunyuanDiT2DModel"
@@ -125,7 +125,7 @@ def manifest(config: HunyuanConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout; tables have `.weight` after
     their keys (see `rename`)."""
     dim, t5, text = config.dim, config.cross_attention_dim_t5, config.cross_attention_dim
-    pooler, extra = f"{EMB}.pooler", f"{EMB}.extra_embedder"
+    pooler = f"{EMB}.pooler"
     block = params.merge(
         params.affine("norm1.norm", dim),
         params.linear("norm1.linear", dim, dim),
@@ -133,22 +133,19 @@ def manifest(config: HunyuanConfig) -> Manifest:
         params.affine("norm2", dim),
         _attention("attn2", config, text),
         params.affine("norm3", dim),
-        params.linear("ff.net.0.proj", config.inner, dim),
-        params.linear("ff.net.2", dim, config.inner),
+        feed_forward("ff", dim, config.inner),
     )
     skip = params.merge(params.affine("skip_norm", 2 * dim), params.linear("skip_linear", dim, 2 * dim))
     return params.merge(
         params.conv("pos_embed.proj", dim, config.in_channels, PATCH, PATCH),
         {f"{PADDING}.weight": (config.text_len + config.text_len_t5, text)},
-        params.linear("text_embedder.linear_1", 4 * t5, t5),
-        params.linear("text_embedder.linear_2", text, 4 * t5),
+        vector_embedding("text_embedder", 4 * t5, t5, text),
         vector_embedding(f"{EMB}.timestep_embedder", dim, CONDITION_CHANNELS),
         {f"{pooler}.{PLACES}.weight": (config.text_len_t5 + 1, t5)},
         *(params.linear(f"{pooler}.{x}_proj", t5, t5) for x in ("q", "k", "v")),
         params.linear(f"{pooler}.c_proj", config.pooled_projection_dim, t5),
         {f"{EMB}.style_embedder.weight": (1, dim)} if config.sees_size else {},
-        params.linear(f"{extra}.linear_1", 4 * dim, config.extra_dim),
-        params.linear(f"{extra}.linear_2", dim, 4 * dim),
+        vector_embedding(f"{EMB}.extra_embedder", 4 * dim, config.extra_dim, dim),
         params.repeat("blocks", config.num_layers, block),
         *(params.under(f"blocks.{i}", skip) for i in range(config.num_layers) if config.takes_skip(i)),
         params.linear("norm_out.linear", 2 * dim, dim),
@@ -176,12 +173,6 @@ def published(name: str) -> str:
     return name.removesuffix(".weight") if name.removesuffix(".weight") in _TABLES else name
 
 
-def cached_blocks(config: HunyuanConfig) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"blocks.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="blocks.0", paths=paths, adds=False)
-
-
 NETWORK = Network(
     name="hunyuan_dit",
     role="transformer",
@@ -192,7 +183,7 @@ NETWORK = Network(
     blocks=re.compile(r"blocks\.(\d+)\.(?:attn\d\.to_|ff\.|skip_linear).*weight"),
     streamable=re.compile(r"(blocks\.\d+)\."),
     compiled=re.compile(r"blocks\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("blocks", config.num_layers, adds=False),
     tables=frozenset({f"{name}.weight" for name in (*_TABLES, f"{EMB}.style_embedder")}),
     traced=(
         Block(name="block", paths=re.compile(r"blocks\.\d+"), streams=1, depth=1),

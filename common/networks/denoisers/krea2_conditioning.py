@@ -9,8 +9,6 @@ from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.numbers import rope
 from qwenimg.common.numbers.timesteps import TimeDtype, timestep_features
 
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
-
 
 def positions(grid: tuple[int, int], length: int) -> NDArray[np.int64]:
     """Return the positions [S+L 3] of `length` text tokens, all at 0, and of an image of `grid` tokens, (0, row,
@@ -19,7 +17,7 @@ def positions(grid: tuple[int, int], length: int) -> NDArray[np.int64]:
     return np.concatenate([np.zeros((length, 3), np.int64), image.astype(np.int64)])
 
 
-def table(config: Krea2Config, grid: tuple[int, int], length: int) -> Table:
+def table(config: Krea2Config, grid: tuple[int, int], length: int) -> rope.Table:
     """Return (cos, sin) [S+L D/2] for `length` text tokens and an image of `grid` tokens."""
     return rope.rope_table(positions(grid, length), config.axes_dims_rope, config.rope_theta)
 

@@ -24,6 +24,8 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import vector_embedding
+from qwenimg.common.networks.layout import flipped, with_parts, with_start
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "Krea2Transformer2DModel"
@@ -36,18 +38,20 @@ _MFLUX = {
     "tproj.linear.": "tproj.1.",
     "txtmlp.norm.": "txtmlp.0.",
 }
-"""Parts of names that only mflux has, by those of the authors."""
+"""Starts of names that only mflux has, by those of the authors."""
 STARTS = {
     "img_in.": "first.",
     "time_embed.linear_1.": "tmlp.0.",
     "time_embed.linear_2.": "tmlp.2.",
     "time_mod_proj.": "tproj.1.",
+    "txt_in.norm.weight": "txtmlp.0.scale",
     "txt_in.norm.": "txtmlp.0.",
     "txt_in.linear_1.": "txtmlp.1.",
     "txt_in.linear_2.": "txtmlp.3.",
     "text_fusion.": "txtfusion.",
     "transformer_blocks.": "blocks.",
     f"final_layer.{TABLE}.weight": "last.modulation.lin",
+    "final_layer.norm.weight": "last.norm.scale",
     "final_layer.": "last.",
 }
 """The authors' starts of names, by those of diffusers."""
@@ -65,7 +69,6 @@ PARTS = {
     f".{TABLE}.weight": ".mod.lin",
 }
 """The authors' parts of names within a block, by those of diffusers."""
-NORMS = {"txtmlp.0.weight": "txtmlp.0.scale", "last.norm.weight": "last.norm.scale"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +137,13 @@ def manifest(config: Krea2Config) -> Manifest:
     block = _block(dim, *heads, config.intermediate_size)
     return params.merge(
         params.linear("img_in", dim, config.in_channels),
-        params.linear("time_embed.linear_1", dim, config.timestep_embed_dim),
-        params.linear("time_embed.linear_2", dim, dim),
+        vector_embedding("time_embed", dim, config.timestep_embed_dim),
         params.linear("time_mod_proj", 6 * dim, dim),
         params.repeat("text_fusion.layerwise_blocks", config.num_layerwise_text_blocks, fusion),
         params.linear("text_fusion.projector", 1, config.num_text_layers, bias=False),
         params.repeat("text_fusion.refiner_blocks", config.num_refiner_text_blocks, fusion),
         params.norm("txt_in.norm", text),
-        params.linear("txt_in.linear_1", dim, text),
-        params.linear("txt_in.linear_2", dim, dim),
+        vector_embedding("txt_in", dim, text),
         params.repeat("transformer_blocks", config.num_layers, {f"{TABLE}.weight": (6, dim)} | block),
         {f"final_layer.{TABLE}.weight": (2, dim)},
         params.norm("final_layer.norm", dim),
@@ -165,38 +166,18 @@ def _block(width: int, head_dim: int, key_heads: int, hidden: int) -> Manifest:
 
 def authors_name(name: str) -> str:
     """Return the authors' name of a parameter."""
-    for ours, theirs in STARTS.items():
-        if name.startswith(ours):
-            name = theirs + name.removeprefix(ours)
-            break
-    for ours, theirs in PARTS.items():
-        name = name.replace(ours, theirs)
-    return NORMS.get(name, name)
+    return with_parts(with_start(name, STARTS), PARTS)
 
 
 def rename(key: str) -> str:
     """Return the manifest key of a file's key, in diffusers' names, the authors' or mflux's."""
-    for theirs, ours in _MFLUX.items():
-        key = ours + key.removeprefix(theirs) if key.startswith(theirs) else key
-    key = next((ours for ours, theirs in NORMS.items() if key == theirs), key)
-    for ours, theirs in STARTS.items():
-        if key.startswith(theirs):
-            key = ours + key.removeprefix(theirs)
-            break
-    for ours, theirs in PARTS.items():
-        key = key.replace(theirs, ours)
+    key = with_parts(with_start(with_start(key, _MFLUX), flipped(STARTS)), flipped(PARTS))
     return f"{key}.weight" if key.endswith(f".{TABLE}") else key
 
 
 def published(name: str) -> str:
     """Return the name in files of a name of the manifest."""
     return name.removesuffix(".weight") if name.endswith(f".{TABLE}.weight") else name
-
-
-def cached_blocks(config: Krea2Config) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
 
 
 _FUSION = r"text_fusion\.(?:layerwise|refiner)_blocks\.\d+"
@@ -211,7 +192,7 @@ NETWORK = Network(
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     lora_prefix="diffusion_model.",
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("transformer_blocks", config.num_layers),
     tables=frozenset(
         {f"final_layer.{TABLE}.weight", *(f"transformer_blocks.{i}.{TABLE}.weight" for i in range(MOST_BLOCKS))}
     ),

@@ -4,9 +4,6 @@ Unusual about its authors' names: the table of a block is one vector there; the 
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import krea2_dit
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -22,23 +19,23 @@ def _config(stored: StoredShapes, like: Krea2Config) -> Krea2Config:
     [text] = stored.shape("txt_in.norm.weight", 1)
     [text_head_dim] = stored.shape(f"{fusion}.attn.norm_q.weight", 1)
     keys, text_keys = (stored.shape(f"{one}.attn.to_k.weight", 2)[0] for one in (block, fusion))
-    data = asdict(like) | {
-        "in_channels": stored.shape("final_layer.linear.bias", 1)[0],
-        "num_layers": len(stored.blocks(f"{block}.norm1.weight")),
-        "attention_head_dim": head_dim,
-        "num_attention_heads": dim // max(1, head_dim),
-        "num_key_value_heads": keys // max(1, head_dim),
-        "intermediate_size": stored.shape(f"{block}.ff.up.weight", 2)[0],
-        "timestep_embed_dim": stored.shape("time_embed.linear_1.weight", 2)[1],
-        "text_hidden_dim": text,
-        "num_text_layers": stored.shape("text_fusion.projector.weight", 2)[1],
-        "text_num_attention_heads": text // max(1, text_head_dim),
-        "text_num_key_value_heads": text_keys // max(1, text_head_dim),
-        "text_intermediate_size": stored.shape(f"{fusion}.ff.up.weight", 2)[0],
-        "num_layerwise_text_blocks": len(stored.blocks(f"{fusion}.norm1.weight")),
-        "num_refiner_text_blocks": len(stored.blocks("text_fusion.refiner_blocks.0.norm1.weight")),
-    }
-    return parse(Krea2Config, data, source=stored.path)
+    return stored.config(
+        like,
+        in_channels=stored.shape("final_layer.linear.bias", 1)[0],
+        num_layers=len(stored.blocks(f"{block}.norm1.weight")),
+        attention_head_dim=head_dim,
+        num_attention_heads=dim // max(1, head_dim),
+        num_key_value_heads=keys // max(1, head_dim),
+        intermediate_size=stored.shape(f"{block}.ff.up.weight", 2)[0],
+        timestep_embed_dim=stored.shape("time_embed.linear_1.weight", 2)[1],
+        text_hidden_dim=text,
+        num_text_layers=stored.shape("text_fusion.projector.weight", 2)[1],
+        text_num_attention_heads=text // max(1, text_head_dim),
+        text_num_key_value_heads=text_keys // max(1, text_head_dim),
+        text_intermediate_size=stored.shape(f"{fusion}.ff.up.weight", 2)[0],
+        num_layerwise_text_blocks=len(stored.blocks(f"{fusion}.norm1.weight")),
+        num_refiner_text_blocks=len(stored.blocks("text_fusion.refiner_blocks.0.norm1.weight")),
+    )
 
 
 LAYOUTS = Layouts(

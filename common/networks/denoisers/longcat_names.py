@@ -6,9 +6,6 @@ Unusual about them: only what is missing tells a file with Flux.1's names from a
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import flux_blocks_names, flux_names, longcat_dit
 from qwenimg.common.networks.denoisers.longcat_dit import LongCatConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -16,7 +13,7 @@ from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
 
 def _config(stored: StoredShapes, like: LongCatConfig) -> LongCatConfig:
     """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
-    return parse(LongCatConfig, asdict(like) | flux_blocks_names.sizes(stored), source=stored.path)
+    return stored.config(like, **flux_blocks_names.sizes(stored))
 
 
 LAYOUTS = Layouts(

@@ -11,10 +11,8 @@ from qwenimg.common.networks.denoisers.zimage_dit import TIME_CHANNELS
 from qwenimg.common.numbers import rope
 from qwenimg.common.numbers.timesteps import sinusoids
 
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
-
-def image_and_text_rope(config: LuminaConfig, rows: int, columns: int, length: int) -> tuple[Table, Table]:
+def image_and_text_rope(config: LuminaConfig, rows: int, columns: int, length: int) -> tuple[rope.Table, rope.Table]:
     """Return (cos, sin) [L, D/2] of an image's tokens, and [S, D/2] of a text of `length` tokens. Raises UsageError if
     they do not fit the model's table of positions."""
     if any(value >= most for value, most in zip((length, rows - 1, columns - 1), config.axes_lens, strict=True)):

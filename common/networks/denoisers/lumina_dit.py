@@ -21,7 +21,9 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers.diffusion_transformer import vector_embedding
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, TIME_CHANNELS, TIME_WIDTH, BlockSizes
+from qwenimg.common.networks.layout import flipped, with_parts, with_start
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "Lumina2Transformer2DModel"
@@ -118,8 +120,7 @@ def manifest(config: LuminaConfig) -> Manifest:
     dim, modulated = config.dim, zimage_dit.modulated_block(config)
     plain = {key: shape for key, shape in modulated.items() if not key.startswith("adaLN_modulation.")}
     return params.merge(
-        params.linear("t_embedder.linear_1", config.time_dim, TIME_CHANNELS),
-        params.linear("t_embedder.linear_2", config.time_dim, config.time_dim),
+        vector_embedding("t_embedder", config.time_dim, TIME_CHANNELS),
         params.linear("x_embedder", dim, config.features),
         params.norm("cap_embedder.0", config.cap_feat_dim),
         params.linear("cap_embedder.1", dim, config.cap_feat_dim),
@@ -133,11 +134,7 @@ def manifest(config: LuminaConfig) -> Manifest:
 
 def rename(key: str) -> str:
     """Return the manifest key of diffusers' key."""
-    for ours, theirs in _STARTS.items():
-        if key.startswith(theirs):
-            return ours + key.removeprefix(theirs)
-    for ours, theirs in _PARTS.items():
-        key = key.replace(theirs, ours)
+    key = with_parts(with_start(key, flipped(_STARTS)), flipped(_PARTS))
     return key.replace(".norm1.weight", ".attention_norm1.weight")  # of blocks without modulation
 
 
@@ -145,18 +142,7 @@ def published(name: str) -> str:
     """Return diffusers' name of a name of the manifest."""
     if name.startswith("context_refiner."):
         name = name.replace(".attention_norm1.", ".norm1.")
-    for ours, theirs in _STARTS.items():
-        if name.startswith(ours):
-            return theirs + name.removeprefix(ours)
-    for ours, theirs in _PARTS.items():
-        name = name.replace(ours, theirs)
-    return name
-
-
-def cached_blocks(config: LuminaConfig) -> CachedBlocks:
-    """Return the layers that image and text share, without the first."""
-    paths = tuple(f"layers.{i}" for i in range(1, config.n_layers))
-    return CachedBlocks(after="layers.0", paths=paths, adds=True)
+    return with_parts(with_start(name, _STARTS), _PARTS)
 
 
 NETWORK = Network(
@@ -170,7 +156,8 @@ NETWORK = Network(
     blocks=re.compile(r"layers\.(\d+)\.(?:attention|feed_forward)\..*\.weight"),
     streamable=re.compile(r"((?:noise_refiner|layers)\.\d+)\."),
     compiled=re.compile(r"(?:noise_refiner|layers)\.\d+"),
-    cached_blocks=cached_blocks,
+    # of the layers that image and text share
+    cached_blocks=lambda config: CachedBlocks.but_first("layers", config.n_layers),
     traced=(
         Block(name="block", paths=re.compile(r"(?:noise_refiner|context_refiner|layers)\.\d+"), streams=1, depth=1),
         Block(name="time", paths=re.compile("t_embedder")),

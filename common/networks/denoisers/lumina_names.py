@@ -13,7 +13,7 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import lumina_dit, zimage_names
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
-from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
+from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes, with_parts
 from qwenimg.common.weights.keys import ALL, Place, Rows
 
 _SIGN = "layers.0.adaLN_modulation.1.weight"
@@ -27,9 +27,7 @@ _AUTHORS = {
 
 def place(name: str, config: LuminaConfig) -> Place:
     """Return the place of a parameter in a file with its authors' names."""
-    for ours, theirs in _AUTHORS.items():
-        name = name.replace(ours, theirs)
-    found = zimage_names.place(name)
+    found = zimage_names.place(with_parts(name, _AUTHORS))
     if found.rows == ALL:
         return found
     queries, keys = config.n_heads, config.n_kv_heads

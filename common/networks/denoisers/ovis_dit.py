@@ -22,7 +22,7 @@ from qwenimg.common.base.block import Block
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.denoisers import flux_dit
-from qwenimg.common.networks.denoisers.flux_conditioning import Grid, Table, image_positions
+from qwenimg.common.networks.denoisers.flux_conditioning import Grid, image_positions
 from qwenimg.common.networks.denoisers.flux_dit import ROPE_THETA, FluxConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Join, Joins
@@ -80,7 +80,7 @@ def published(name: str) -> str:
     return _THEIRS + name.removeprefix(_OURS) if name.startswith(_OURS) else name
 
 
-def image_and_text_rope(config: FluxConfig, grids: Sequence[Grid], length: int) -> tuple[Table, Table]:
+def image_and_text_rope(config: FluxConfig, grids: Sequence[Grid], length: int) -> tuple[rope.Table, rope.Table]:
     """Return (cos, sin) [L, D/2] for the tokens of an image, and [S, D/2] for `length` text tokens."""
     text = np.arange(length)[:, None] * (0, 1, 1)
     first, second = (

@@ -9,9 +9,7 @@ text, and every gain is a `weight`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import flux_blocks_names, flux_names, ovis_dit
 from qwenimg.common.networks.denoisers.ovis_dit import HALVES, OvisConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -57,8 +55,8 @@ def _in_loras(path: str) -> Iterator[Place]:
 
 def _config(stored: StoredShapes, like: OvisConfig) -> OvisConfig:
     """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
-    data = asdict(like) | flux_blocks_names.sizes(stored) | {"out_channels": stored.shape("proj_out.weight", 2)[0]}
-    return parse(OvisConfig, data, source=stored.path)
+    out_channels = stored.shape("proj_out.weight", 2)[0]
+    return stored.config(like, **flux_blocks_names.sizes(stored), out_channels=out_channels)
 
 
 LAYOUTS = Layouts(

@@ -23,7 +23,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
-from qwenimg.common.networks.denoisers.diffusion_transformer import feed_forward, vector_embedding
+from qwenimg.common.networks.denoisers.diffusion_transformer import attention, feed_forward, vector_embedding
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "PixArtTransformer2DModel"
@@ -94,6 +94,11 @@ class PixArtConfig:
         return self.num_attention_heads * self.attention_head_dim
 
     @property
+    def hidden(self) -> int:
+        """The width of the feed-forward."""
+        return MLP_RATIO * self.dim
+
+    @property
     def outputs(self) -> int:
         """The channels of the result: noise, and a variance in most models."""
         return self.in_channels if self.out_channels is None else self.out_channels
@@ -122,8 +127,8 @@ def manifest(config: PixArtConfig) -> Manifest:
     dim, emb = config.dim, "adaln_single.emb"
     block = params.merge(
         {f"{TABLE}.weight": (6, dim)},
-        *(_attention(name, dim) for name in ("attn1", "attn2")),
-        feed_forward("ff", dim, MLP_RATIO * dim),
+        *(attention(name, dim) for name in ("attn1", "attn2")),
+        feed_forward("ff", dim, config.hidden),
     )
     sizes = (vector_embedding(f"{emb}.{name}", dim // 3, CONDITION_CHANNELS) for name in SIZES if config.sees_size)
     return params.merge(
@@ -138,10 +143,6 @@ def manifest(config: PixArtConfig) -> Manifest:
     )
 
 
-def _attention(name: str, dim: int) -> Manifest:
-    return params.merge(*(params.linear(f"{name}.{layer}", dim, dim) for layer in ("to_q", "to_k", "to_v", "to_out.0")))
-
-
 def rename(key: str) -> str:
     """Return the manifest key of a file's key."""
     return f"{key}.weight" if key.endswith(TABLE) else key
@@ -150,12 +151,6 @@ def rename(key: str) -> str:
 def published(name: str) -> str:
     """Return the name in files of a name of the manifest."""
     return name.removesuffix(".weight") if name.endswith(f"{TABLE}.weight") else name
-
-
-def cached_blocks(config: PixArtConfig) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
 
 
 NETWORK = Network(
@@ -170,7 +165,7 @@ NETWORK = Network(
     blocks=re.compile(r"transformer_blocks\.(\d+)\.(?:attn\d|ff)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("transformer_blocks", config.num_layers),
     tables=frozenset({f"{TABLE}.weight", *(f"transformer_blocks.{i}.{TABLE}.weight" for i in range(MOST_BLOCKS))}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),

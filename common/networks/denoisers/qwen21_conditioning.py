@@ -15,7 +15,6 @@ from qwenimg.common.numbers.timesteps import TimeDtype, timestep_features
 
 Grid = tuple[int, int]  # rows and columns of latent tokens
 SlotPlace = tuple[int, int, int]  # of a reference: its first slot among the text states, rows and columns of slots
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 POSITIONS = 8192  # of text and of images among the text: the published model's table ends there
 
@@ -75,7 +74,7 @@ def _image(frame: int, grid: Grid) -> NDArray[np.int64]:
     return np.stack(np.meshgrid([frame], rows, columns, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.int64)
 
 
-def tables(config: Qwen21Config, layout: PromptLayout) -> tuple[Table, Table]:
+def tables(config: Qwen21Config, layout: PromptLayout) -> tuple[rope.Table, rope.Table]:
     """Return (cos, sin) [L, D/2] for the image, and [P, D/2] for the tokens before it."""
     axes = config.axes_dims_rope
     return rope.rope_table(layout.image, axes, ROPE_THETA), rope.rope_table(layout.context, axes, ROPE_THETA)

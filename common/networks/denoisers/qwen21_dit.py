@@ -22,6 +22,7 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import attention, vector_embedding
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "QwenImage21Transformer2DModel"
@@ -76,8 +77,7 @@ def manifest(config: Qwen21Config) -> Manifest:
     """Return the shape of every tensor of the checkpoint."""
     dim = config.dim
     return params.merge(
-        _matrix("time_text_embed.timestep_embedder.linear_1", dim, TIME_CHANNELS),
-        _matrix("time_text_embed.timestep_embedder.linear_2", dim, dim),
+        vector_embedding("time_text_embed.timestep_embedder", dim, TIME_CHANNELS, bias=False),
         params.norm("txt_in.text_norm", config.context_in_dim),
         _matrix("txt_in.in_layer", dim, config.context_in_dim),
         _matrix("txt_in.out_layer", dim, dim),
@@ -96,17 +96,10 @@ def _matrix(name: str, outputs: int, inputs: int) -> Manifest:
 def _block(config: Qwen21Config) -> Manifest:
     dim = config.dim
     return params.merge(
-        *(_matrix(f"attn.{name}", dim, dim) for name in ("to_q", "to_k", "to_v", "to_out.0")),
-        *(params.norm(f"attn.{name}", config.attention_head_dim) for name in ("norm_q", "norm_k")),
+        attention("attn", dim, config.attention_head_dim, bias=False),
         *(_matrix(f"img_mlp.{name}", config.hidden, dim) for name in ("proj", "gate_layer")),
         _matrix("img_mlp.out", dim, config.hidden),
     )
-
-
-def cached_blocks(config: Qwen21Config) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
 
 
 NETWORK = Network(
@@ -119,7 +112,7 @@ NETWORK = Network(
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     lora_prefix="diffusion_model.",
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("transformer_blocks", config.num_layers),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),
         Block(name="context", paths=re.compile(r"transformer_blocks\.\d+"), method="run_context", streams=1),

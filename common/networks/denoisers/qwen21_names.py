@@ -5,10 +5,6 @@ Unusual about ComfyUI's files: the feed-forward's two layers of the same input a
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -30,16 +26,16 @@ def _config(stored: StoredShapes, like: Qwen21Config) -> Qwen21Config:
     """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
     width, channels = stored.shape("img_in.weight", 2)
     [head_dim] = stored.shape("transformer_blocks.0.attn.norm_q.weight", 1)
-    data: dict[str, Any] = asdict(like) | {
-        "in_channels": channels,
-        "out_channels": channels,
-        "num_layers": len(stored.blocks("transformer_blocks.0.attn.norm_q.weight")),
-        "attention_head_dim": head_dim,
-        "num_attention_heads": width // max(1, head_dim),
-        "context_in_dim": stored.shape(_SIGN, 1)[0],
-        "mlp_ratio": stored.shape("transformer_blocks.0.img_mlp.out.weight", 2)[1] // max(1, width),
-    }
-    return parse(Qwen21Config, data, source=stored.path)
+    return stored.config(
+        like,
+        in_channels=channels,
+        out_channels=channels,
+        num_layers=len(stored.blocks("transformer_blocks.0.attn.norm_q.weight")),
+        attention_head_dim=head_dim,
+        num_attention_heads=width // max(1, head_dim),
+        context_in_dim=stored.shape(_SIGN, 1)[0],
+        mlp_ratio=stored.shape("transformer_blocks.0.img_mlp.out.weight", 2)[1] // max(1, width),
+    )
 
 
 LAYOUTS = Layouts(

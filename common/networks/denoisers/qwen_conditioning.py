@@ -13,10 +13,9 @@ from qwenimg.common.numbers import rope
 from qwenimg.common.numbers.timesteps import TimeDtype, timestep_features
 
 Shape = tuple[int, int, int]
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-def image_and_text_rope(config: QwenDiTConfig, shapes: Sequence[Shape], length: int) -> tuple[Table, Table]:
+def image_and_text_rope(config: QwenDiTConfig, shapes: Sequence[Shape], length: int) -> tuple[rope.Table, rope.Table]:
     """Return (cos, sin) [L, D/2] for images of `shapes` (frames, rows, columns), and [S, D/2] for `length` text tokens.
     Raises UsageError if they do not fit the model's table of positions."""
     layered, axes = config.use_layer3d_rope, config.axes_dims_rope

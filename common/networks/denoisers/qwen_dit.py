@@ -21,6 +21,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.denoisers import diffusion_transformer
+from qwenimg.common.networks.layout import with_parts
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.weights.plan import ParamUse, ParamUses
@@ -107,9 +108,7 @@ def trunk(config: QwenDiTConfig) -> Manifest:
 
 def rename(key: str) -> str:
     """Return the manifest key of a file's key, in diffusers' names or mflux's."""
-    for theirs, ours in _MFLUX.items():
-        key = key.replace(theirs, ours)
-    return key
+    return with_parts(key, _MFLUX)
 
 
 def uses(stored: Manifest) -> ParamUses:
@@ -132,12 +131,6 @@ def _block(dim: int, head_dim: int) -> Manifest:
     )
 
 
-def cached_blocks(config: QwenDiTConfig) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
-
-
 NETWORK = Network(
     name="qwen_dit",
     role="transformer",
@@ -156,7 +149,7 @@ NETWORK = Network(
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     lora_prefix="diffusion_model.",
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("transformer_blocks", config.num_layers),
     tables=frozenset({ADDITION}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),

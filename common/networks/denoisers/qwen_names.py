@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import ADDITION, QwenDiTConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -18,16 +14,16 @@ def _config(stored: StoredShapes, like: QwenDiTConfig) -> QwenDiTConfig:
     taken from `like`."""
     [dim], [features] = stored.shape("img_in.bias", 1), stored.shape("proj_out.bias", 1)
     [head_dim], [text] = stored.shape(_NORM, 1), stored.shape("txt_norm.weight", 1)
-    data: dict[str, Any] = asdict(like) | {
-        "in_channels": features,
-        "out_channels": features // like.patch_size**2,
-        "num_layers": len(stored.blocks(_NORM)),
-        "attention_head_dim": head_dim,
-        "num_attention_heads": dim // max(1, head_dim),
-        "joint_attention_dim": text,
-        "use_additional_t_cond": like.use_additional_t_cond or ADDITION in stored,
-    }
-    return parse(QwenDiTConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        in_channels=features,
+        out_channels=features // like.patch_size**2,
+        num_layers=len(stored.blocks(_NORM)),
+        attention_head_dim=head_dim,
+        num_attention_heads=dim // max(1, head_dim),
+        joint_attention_dim=text,
+        use_additional_t_cond=like.use_additional_t_cond or ADDITION in stored,
+    )
 
 
 LAYOUTS = Layouts(

@@ -23,6 +23,7 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import vector_embedding
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights.plan import ParamUse, ParamUses
 
@@ -107,8 +108,7 @@ def manifest(config: SanaConfig) -> Manifest:
         *(params.linear(f"time_embed.{name}.linear_1", dim, TIME_CHANNELS) for name in times),
         *(params.linear(f"time_embed.{name}.linear_2", dim, dim) for name in times),
         params.linear("time_embed.linear", 6 * dim, dim),
-        params.linear("caption_projection.linear_1", dim, config.caption_channels),
-        params.linear("caption_projection.linear_2", dim, dim),
+        vector_embedding("caption_projection", dim, config.caption_channels),
         params.norm("caption_norm", dim),
         params.repeat("transformer_blocks", config.num_layers, block),
         {f"{TABLE}.weight": (2, dim)},
@@ -139,12 +139,6 @@ def published(name: str) -> str:
     return name.removesuffix(".weight") if name.endswith(f"{TABLE}.weight") else name
 
 
-def cached_blocks(config: SanaConfig) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
-
-
 NETWORK = Network(
     name="sana_dit",
     role="transformer",
@@ -157,7 +151,7 @@ NETWORK = Network(
     # keys and values of the text are made once, of all blocks
     streamable=re.compile(r"(transformer_blocks\.\d+)\.(?!attn2\.(?:to_[kv]|norm_k)\.)"),
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("transformer_blocks", config.num_layers),
     tables=frozenset({f"{TABLE}.weight", *(f"transformer_blocks.{i}.{TABLE}.weight" for i in range(MOST_BLOCKS))}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),

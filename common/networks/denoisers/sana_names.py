@@ -6,14 +6,11 @@ table of positions, which is computed here, is in the file and shows for which s
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from math import isqrt
-from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import sana_dit
 from qwenimg.common.networks.denoisers.sana_dit import QK_NORM, TABLE, SanaConfig
-from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
+from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes, with_start
 from qwenimg.common.weights.keys import Place, Rows
 
 _STARTS = {
@@ -57,10 +54,7 @@ _SCALES = {64: 1.0, 128: 2.0}  # of positions, by the side in tokens that a mode
 
 def place(name: str, config: SanaConfig) -> Place:
     """Return the place of a parameter in a file with its authors' names."""
-    for ours, theirs in _STARTS.items():
-        if name.startswith(ours):
-            name = theirs + name.removeprefix(ours)
-            break
+    name = with_start(name, _STARTS)
     for ours, (theirs, rows) in _ROWS.items():
         if ours in name:
             return Place(name.replace(ours, theirs), rows)
@@ -84,22 +78,22 @@ def _config(stored: StoredShapes, like: SanaConfig) -> SanaConfig:
     heads = like.num_cross_attention_heads if dim == like.dim else _HEADS.get(dim, usual)
     positions = stored.shapes.get("pos_embed")
     side = like.sample_size if positions is None or len(positions) != 3 else isqrt(positions[1])
-    data: dict[str, Any] = asdict(like) | {
-        "in_channels": channels,
-        "out_channels": channels,
-        "num_attention_heads": dim // like.attention_head_dim,
-        "num_layers": len(stored.blocks(f"{block}.attn1.to_out.0.bias")),
-        "num_cross_attention_heads": heads,
-        "cross_attention_head_dim": dim // heads,
-        "cross_attention_dim": dim,
-        "caption_channels": text,
-        "mlp_ratio": hidden / max(1, dim),
-        "guidance_embeds": guided,
-        "qk_norm": QK_NORM if f"{block}.attn1.norm_q.weight" in stored else None,
-        "sample_size": side,
-        "interpolation_scale": like.interpolation_scale if positions is None else _SCALES.get(side),
-    }
-    return parse(SanaConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        in_channels=channels,
+        out_channels=channels,
+        num_attention_heads=dim // like.attention_head_dim,
+        num_layers=len(stored.blocks(f"{block}.attn1.to_out.0.bias")),
+        num_cross_attention_heads=heads,
+        cross_attention_head_dim=dim // heads,
+        cross_attention_dim=dim,
+        caption_channels=text,
+        mlp_ratio=hidden / max(1, dim),
+        guidance_embeds=guided,
+        qk_norm=QK_NORM if f"{block}.attn1.norm_q.weight" in stored else None,
+        sample_size=side,
+        interpolation_scale=like.interpolation_scale if positions is None else _SCALES.get(side),
+    )
 
 
 LAYOUTS = Layouts(

@@ -26,7 +26,12 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
-from qwenimg.common.networks.denoisers.diffusion_transformer import feed_forward, vector_embedding
+from qwenimg.common.networks.denoisers.diffusion_transformer import (
+    attention,
+    feed_forward,
+    joint_attention,
+    vector_embedding,
+)
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.weights.plan import ParamUse, ParamUses
@@ -136,33 +141,18 @@ def chunks(config: SD3Config, layer: int) -> tuple[int, int]:
     return (9 if layer in config.dual_attention_layers else 6), (2 if layer == config.num_layers - 1 else 6)
 
 
-def cached_blocks(config: SD3Config) -> CachedBlocks:
-    """Return all blocks but the first."""
-    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
-
-
 def _block(config: SD3Config, layer: int) -> Manifest:
     dim, (image, text) = config.dim, chunks(config, layer)
-    joint = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-    norms = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
+    head_dim = config.attention_head_dim if config.qk_norm else None
     block = params.merge(
         params.linear("norm1.linear", image * dim, dim),
         params.linear("norm1_context.linear", text * dim, dim),
-        _attention("attn", config, joint, norms),
-        _attention("attn2", config, joint[:4], norms[:2]) if layer in config.dual_attention_layers else {},
+        joint_attention("attn", dim, head_dim),
+        attention("attn2", dim, head_dim) if layer in config.dual_attention_layers else {},
         *(feed_forward(name, dim, MLP_RATIO * dim) for name in ("ff", "ff_context")),
     )
     last = layer == config.num_layers - 1
     return {key: shape for key, shape in block.items() if not (last and key.startswith(_TEXT_ONLY))}
-
-
-def _attention(name: str, config: SD3Config, layers: tuple[str, ...], norms: tuple[str, ...]) -> Manifest:
-    dim = config.dim
-    return params.merge(
-        *(params.linear(f"{name}.{layer}", dim, dim) for layer in layers),
-        *(params.norm(f"{name}.{norm}", config.attention_head_dim) for norm in norms if config.qk_norm),
-    )
 
 
 NETWORK = Network(
@@ -175,7 +165,7 @@ NETWORK = Network(
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    cached_blocks=cached_blocks,
+    cached_blocks=lambda config: CachedBlocks.but_first("transformer_blocks", config.num_layers),
     tables=frozenset({TABLE}),
     optional=frozenset({TABLE}),
     traced=(

@@ -11,7 +11,6 @@ from qwenimg.common.numbers import rope
 from qwenimg.common.numbers.timesteps import TimeDtype, timestep_features
 
 MULTIPLE = 32  # of tokens: image and text are each padded to one
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def padded(tokens: int) -> int:
@@ -19,7 +18,7 @@ def padded(tokens: int) -> int:
     return tokens + -tokens % MULTIPLE
 
 
-def image_and_text_rope(config: ZImageConfig, rows: int, columns: int, length: int) -> tuple[Table, Table]:
+def image_and_text_rope(config: ZImageConfig, rows: int, columns: int, length: int) -> tuple[rope.Table, rope.Table]:
     """Return (cos, sin) [L, D/2] of an image's tokens with their pads, and [S, D/2] of a text of `length` tokens with
     its pads. Raises UsageError if they do not fit the model's table of positions."""
     text = np.zeros((padded(length), 3), np.int64)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import zimage_control
 from qwenimg.common.networks.denoisers.zimage_control import ZImageControlConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
@@ -21,15 +20,15 @@ def _config(stored: StoredShapes, like: ZImageControlConfig, refining: str | Non
     layers = len(stored.blocks("control_layers.0.attention_norm1.weight"))
     blocks = like.control_layers_places
     heads = dim // max(1, head_dim)
-    data = asdict(like) | {
-        "control_layers_places": blocks[:: max(1, round(len(blocks) / max(1, layers)))][:layers],
-        "control_in_dim": stored.shape("control_x_embedder.weight", 2)[1] // PATCH**2,
-        "add_control_noise_refiner": refining or ("control_noise_refiner" if CHANGES in stored else None),
-        "dim": dim,
-        "n_heads": heads,
-        "n_kv_heads": heads,
-    }
-    return parse(ZImageControlConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        control_layers_places=blocks[:: max(1, round(len(blocks) / max(1, layers)))][:layers],
+        control_in_dim=stored.shape("control_x_embedder.weight", 2)[1] // PATCH**2,
+        add_control_noise_refiner=refining or ("control_noise_refiner" if CHANGES in stored else None),
+        dim=dim,
+        n_heads=heads,
+        n_kv_heads=heads,
+    )
 
 
 def untrained() -> Layouts:

@@ -21,6 +21,8 @@ from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers.diffusion_transformer import attention
+from qwenimg.common.networks.layout import flipped, with_start
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "ZImageTransformer2DModel"
@@ -43,7 +45,7 @@ _MFLUX = {
     "t_embedder.linear2.": "t_embedder.mlp.2.",
     f"all_final_layer.{PATCH}-1.adaLN_modulation.0.": "final_layer.adaLN_modulation.1.",
 }
-_OURS = _MFLUX | {theirs: ours for ours, theirs in _STORED.items()}
+_OURS = _MFLUX | flipped(_STORED)
 
 
 class BlockSizes:
@@ -52,6 +54,11 @@ class BlockSizes:
     dim: int
     n_heads: int
     norm_eps: float
+
+    @property
+    def num_attention_heads(self) -> int:
+        """The number of heads, by the name that all transformers have."""
+        return self.n_heads
 
     @property
     def head_dim(self) -> int:
@@ -135,12 +142,12 @@ def manifest(config: ZImageConfig) -> Manifest:
 
 def rename(key: str) -> str:
     """Return the manifest key of a file's key, in diffusers' names or mflux's."""
-    return next((ours + key.removeprefix(theirs) for theirs, ours in _OURS.items() if key.startswith(theirs)), key)
+    return with_start(key, _OURS)
 
 
 def published(name: str) -> str:
     """Return the name in files of a name of the manifest."""
-    return next((theirs + name.removeprefix(ours) for ours, theirs in _STORED.items() if name.startswith(ours)), name)
+    return with_start(name, _STORED)
 
 
 def modulated_block(config: BlockSizes) -> Manifest:
@@ -149,21 +156,13 @@ def modulated_block(config: BlockSizes) -> Manifest:
 
 
 def _block(config: BlockSizes) -> Manifest:
-    dim, kv_dim = config.dim, config.kv_dim
-    outputs = {"to_q": dim, "to_k": kv_dim, "to_v": kv_dim, "to_out.0": dim}
+    dim = config.dim
     return params.merge(
-        *(params.linear(f"attention.{name}", width, dim, bias=False) for name, width in outputs.items()),
-        *(params.norm(f"attention.{name}", config.head_dim) for name in ("norm_q", "norm_k")),
+        attention("attention", dim, config.head_dim, bias=False, kv_dim=config.kv_dim),
         *(params.linear(f"feed_forward.{name}", config.hidden, dim, bias=False) for name in ("w1", "w3")),
         params.linear("feed_forward.w2", dim, config.hidden, bias=False),
         *(params.norm(name, dim) for name in ("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2")),
     )
-
-
-def cached_blocks(config: ZImageConfig) -> CachedBlocks:
-    """Return the layers that image and text share, without the first."""
-    paths = tuple(f"layers.{i}" for i in range(1, config.n_layers))
-    return CachedBlocks(after="layers.0", paths=paths, adds=True)
 
 
 NETWORK = Network(
@@ -176,7 +175,8 @@ NETWORK = Network(
     streamable=re.compile(r"((?:noise_refiner|layers)\.\d+)\."),
     lora_prefix="diffusion_model.",
     compiled=re.compile(r"(?:noise_refiner|layers)\.\d+"),
-    cached_blocks=cached_blocks,
+    # of the layers that image and text share
+    cached_blocks=lambda config: CachedBlocks.but_first("layers", config.n_layers),
     tables=frozenset({"x_pad_token.weight", "cap_pad_token.weight"}),
     traced=(
         Block(name="block", paths=re.compile(r"(?:noise_refiner|context_refiner|layers)\.\d+"), streams=1, depth=1),

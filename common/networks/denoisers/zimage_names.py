@@ -7,13 +7,10 @@ files differ in the width of text and in the modulation's layer, and GGUF files 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
-from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
-from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
+from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes, with_parts
 from qwenimg.common.weights.keys import Place, Rows
 
 _SIGN = "layers.0.adaLN_modulation.0.weight"
@@ -48,9 +45,7 @@ _PORT = {
 
 def _place_in_port(name: str) -> Place:
     """Return the place of a parameter in a file of MLX_z-image."""
-    for ours, theirs in _PORT.items():
-        name = name.replace(ours, theirs)
-    return Place(name)
+    return Place(with_parts(name, _PORT))
 
 
 def _config(stored: StoredShapes, like: ZImageConfig) -> ZImageConfig:
@@ -61,16 +56,16 @@ def _config(stored: StoredShapes, like: ZImageConfig) -> ZImageConfig:
     [text] = stored.shape("cap_embedder.0.weight", 1)
     [head_dim] = stored.shape("layers.0.attention.norm_q.weight", 1)
     heads = dim // max(1, head_dim)
-    data: dict[str, Any] = asdict(like) | {
-        "in_channels": features // PATCH**2,
-        "dim": dim,
-        "n_layers": len(stored.blocks("layers.0.attention_norm1.weight")),
-        "n_refiner_layers": len(stored.blocks("noise_refiner.0.attention_norm1.weight")),
-        "n_heads": heads,
-        "n_kv_heads": heads,
-        "cap_feat_dim": text,
-    }
-    return parse(ZImageConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        in_channels=features // PATCH**2,
+        dim=dim,
+        n_layers=len(stored.blocks("layers.0.attention_norm1.weight")),
+        n_refiner_layers=len(stored.blocks("noise_refiner.0.attention_norm1.weight")),
+        n_heads=heads,
+        n_kv_heads=heads,
+        cap_feat_dim=text,
+    )
 
 
 LAYOUTS = Layouts(

@@ -16,7 +16,6 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
@@ -30,7 +29,6 @@ CLASS_NAME = "AnimaTextConditioner"
 INSIDE = "llm_adapter."
 """Before all of its names in the file of a transformer."""
 EPS, THETA = 1e-6, 1e4
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,7 @@ def _attention(config: ConditionerConfig, context: int) -> Manifest:
     )
 
 
-def table(config: ConditionerConfig, length: int) -> Table:
+def table(config: ConditionerConfig, length: int) -> rope.Table:
     """Return (cos, sin) [S D/2] for `length` tokens."""
     return rope.rope_table(np.arange(length)[:, None], (config.head_dim,), THETA)
 

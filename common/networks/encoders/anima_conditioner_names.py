@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.encoders import anima_conditioner
 from qwenimg.common.networks.encoders.anima_conditioner import INSIDE, ConditionerConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -18,15 +15,15 @@ def _config(stored: StoredShapes, like: ConditionerConfig) -> ConditionerConfig:
     of the states is taken from `like`."""
     block = f"{INSIDE}blocks.0"
     [dim], [head_dim] = stored.shape(f"{INSIDE}norm.weight", 1), stored.shape(f"{block}.self_attn.q_norm.weight", 1)
-    data = asdict(like) | {
-        "target_dim": dim,
-        "model_dim": dim,
-        "num_layers": len(stored.blocks(f"{block}.norm_mlp.weight")),
-        "num_attention_heads": dim // max(1, head_dim),
-        "mlp_ratio": stored.shape(f"{block}.mlp.0.bias", 1)[0] / max(1, dim),
-        "target_vocab_size": stored.shape(f"{INSIDE}embed.weight", 2)[0],
-    }
-    return parse(ConditionerConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        target_dim=dim,
+        model_dim=dim,
+        num_layers=len(stored.blocks(f"{block}.norm_mlp.weight")),
+        num_attention_heads=dim // max(1, head_dim),
+        mlp_ratio=stored.shape(f"{block}.mlp.0.bias", 1)[0] / max(1, dim),
+        target_vocab_size=stored.shape(f"{INSIDE}embed.weight", 2)[0],
+    )
 
 
 LAYOUTS = Layouts(

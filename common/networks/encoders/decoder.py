@@ -39,8 +39,6 @@ SILU, GELU = "silu", "gelu_pytorch_tanh"
 _OURS = {"in_files": False}  # not a key of config.json, or one of another meaning
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
@@ -234,7 +232,9 @@ def used(config: DecoderConfig, stored: Manifest) -> ParamUses:
 # Positions
 
 
-def text_table(config: DecoderConfig, length: int, places: Sequence[tuple[int, int, int]] = (), pads: int = 0) -> Table:
+def text_table(
+    config: DecoderConfig, length: int, places: Sequence[tuple[int, int, int]] = (), pads: int = 0
+) -> rope.Table:
     """Return (cos, sin) [S, D/2] for a prompt of `length` ids with pictures at `places` (first id, rows, columns). Its
     last `pads` ids are pads: with pictures, they all stand at 0."""
     positions = rope.picture_positions(length, places)
@@ -244,7 +244,7 @@ def text_table(config: DecoderConfig, length: int, places: Sequence[tuple[int, i
     return table_at(config, positions)
 
 
-def table_at(config: DecoderConfig, positions: NDArray[np.int64]) -> Table:
+def table_at(config: DecoderConfig, positions: NDArray[np.int64]) -> rope.Table:
     """Return (cos, sin) [S, D/2] at `positions` (time, row, column) [S 3]."""
     scaling = RopeScaling(
         config.rope_type,

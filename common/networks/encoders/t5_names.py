@@ -3,10 +3,6 @@ UMT5's, which has a table of distances in every block."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.encoders import t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -20,16 +16,16 @@ def _config(stored: StoredShapes, like: T5Config) -> T5Config:
     """Return the configuration for stored shapes; the columns of matrices, which may be packed, do not count."""
     [width] = stored.shape(_NORM, 1)
     buckets, heads = stored.shape(f"{_ATTENTION}.relative_attention_bias.weight", 2)
-    data: dict[str, Any] = asdict(like) | {
-        "vocab_size": stored.shape("shared.weight", 2)[0],
-        "d_model": width,
-        "d_kv": stored.shape(f"{_ATTENTION}.q.weight", 2)[0] // max(1, heads),
-        "d_ff": stored.shape(_GATE, 2)[0],
-        "num_layers": len(stored.blocks(_NORM)),
-        "num_heads": heads,
-        "relative_attention_num_buckets": buckets,
-    }
-    return parse(T5Config, data, source=stored.path)
+    return stored.config(
+        like,
+        vocab_size=stored.shape("shared.weight", 2)[0],
+        d_model=width,
+        d_kv=stored.shape(f"{_ATTENTION}.q.weight", 2)[0] // max(1, heads),
+        d_ff=stored.shape(_GATE, 2)[0],
+        num_layers=len(stored.blocks(_NORM)),
+        num_heads=heads,
+        relative_attention_num_buckets=buckets,
+    )
 
 
 LAYOUTS = Layouts(

@@ -37,8 +37,6 @@ NAMES = {  # of vision_config: of the configuration here
 }
 NESTED = {"in_files": False}  # metadata of fields in objects of their own: `described`
 
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TowerConfig:
@@ -126,7 +124,7 @@ def blockwise(merge: int, rows: int, columns: int) -> NDArray[np.int64]:
     return blocks.reshape(-1, 2)
 
 
-def patch_rope(config: TowerConfig, rows: int, columns: int) -> Table:
+def patch_rope(config: TowerConfig, rows: int, columns: int) -> rope.Table:
     """Return (cos, sin) [L, D/2] of patches, block by block: rows in the first half of the angles, columns in the
     second."""
     places, half = blockwise(config.merge_size, rows, columns), config.vision_head_dim // 2

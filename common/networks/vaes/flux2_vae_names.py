@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
 from qwenimg.common.networks.vaes import flux2_vae, kl_vae_names
 from qwenimg.common.networks.vaes.flux2_vae import STATISTICS, Flux2VAEConfig
@@ -27,7 +24,7 @@ def _config(stored: StoredShapes, like: Flux2VAEConfig) -> Flux2VAEConfig:
     blocks = (f"decoder.up_blocks.{last - level}.resnets.0.conv2.weight" for level in range(last + 1))
     widths = [stored.shape(name, 4)[0] for name in blocks]
     narrower = widths if widths != shown["block_out_channels"] else None
-    return parse(Flux2VAEConfig, asdict(like) | shown | {"decoder_block_out_channels": narrower}, source=stored.path)
+    return stored.config(like, **shown, decoder_block_out_channels=narrower)
 
 
 LAYOUTS = Layouts(

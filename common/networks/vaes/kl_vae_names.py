@@ -7,11 +7,9 @@ matrices are 1x1 kernels in many files.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from itertools import count
 from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
@@ -77,7 +75,7 @@ def sizes(stored: StoredShapes) -> dict[str, Any]:
 def _config(stored: StoredShapes, like: KLVAEConfig) -> KLVAEConfig:
     """Return the configuration for stored shapes. `like` has what no tensor shows: the scale and the shift of the
     latents, and the groups of the norms."""
-    return parse(KLVAEConfig, asdict(like) | sizes(stored), source=stored.path)
+    return stored.config(like, **sizes(stored))
 
 
 LAYOUTS = Layouts(

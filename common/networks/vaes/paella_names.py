@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
 from qwenimg.common.networks.vaes import paella_vae
 from qwenimg.common.networks.vaes.paella_vae import PaellaConfig
@@ -18,14 +14,14 @@ def _config(stored: StoredShapes, like: PaellaConfig) -> PaellaConfig:
     vectors, z = stored.shape("vquantizer.embedding.weight", 2)
     blocks = len(stored.blocks("up_blocks.0.0.weight"))
     levels = len(stored.blocks("down_blocks.0.gammas.weight")) // 2
-    data: dict[str, Any] = asdict(like) | {
-        "levels": levels,
-        "bottleneck_blocks": blocks - 1 - 2 * (levels - 1),
-        "embed_dim": stored.shape("up_blocks.0.0.bias", 1)[0],
-        "latent_channels": z,
-        "num_vq_embeddings": vectors,
-    }
-    return parse(PaellaConfig, data, source=stored.path)
+    return stored.config(
+        like,
+        levels=levels,
+        bottleneck_blocks=blocks - 1 - 2 * (levels - 1),
+        embed_dim=stored.shape("up_blocks.0.0.bias", 1)[0],
+        latent_channels=z,
+        num_vq_embeddings=vectors,
+    )
 
 
 LAYOUTS = Layouts(

@@ -7,7 +7,7 @@ values of the text come ready from `context`, since they depend on no step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -15,11 +15,17 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Pair, kept
-from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.networks.denoisers import diffusion_transformer
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
+    Attention,
+    Pair,
+    RotaryAttention,
+    TimestepEmbedding,
+    kept,
+)
+from qwenimg.backends.mlx.networks.loaded import TokenDenoiser
 from qwenimg.common.networks.denoisers import anima_conditioning
 from qwenimg.common.networks.denoisers.anima_dit import HEAD_EPS, NORM_EPS, PATCH, AnimaConfig
-from qwenimg.common.runtime.engine import NumpyArray
 
 # Layers
 
@@ -35,21 +41,10 @@ class PatchEmbed(mlx.nn.Module):
         return self.proj(ops.pad_tokens(latents.swapaxes(1, 2), self.width).swapaxes(1, 2))
 
 
-class TimestepEmbedding(mlx.nn.Module):
-    def __init__(self, dim: int):
-        super().__init__()
-        self.linear_1 = ops.Linear(dim, dim, bias=False)
-        self.linear_2 = ops.Linear(dim, 3 * dim, bias=False)
-
-    def __call__(self, features: Array) -> Array:
-        """[1 C] -> [1 3C]."""
-        return self.linear_2(ops.silu(self.linear_1(features)))
-
-
 class TimeEmbed(mlx.nn.Module):
     def __init__(self, config: AnimaConfig):
         super().__init__()
-        self.t_embedder = TimestepEmbedding(config.dim)
+        self.t_embedder = TimestepEmbedding(config.dim, config.dim, 3 * config.dim, bias=False)
         self.norm = ops.RMSNorm(config.dim, NORM_EPS)
 
     def __call__(self, features: Array) -> Pair:
@@ -70,79 +65,47 @@ class Modulation(mlx.nn.Module):
         return ops.chunks(mod, self.vectors, None)
 
 
-class Attention(mlx.nn.Module):
-    def __init__(self, config: AnimaConfig, context: int):
-        super().__init__()
-        dim, self.head_dim = config.dim, config.attention_head_dim
-        self.to_q = ops.Linear(dim, dim, bias=False)
-        self.to_k = ops.Linear(context, dim, bias=False)
-        self.to_v = ops.Linear(context, dim, bias=False)
-        self.to_out = [ops.Linear(dim, dim, bias=False)]
-        self.norm_q = ops.RMSNorm(self.head_dim, HEAD_EPS)
-        self.norm_k = ops.RMSNorm(self.head_dim, HEAD_EPS)
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
-
-    def queries(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return self.norm_q(self.heads(self.to_q(x)))
-
-    def context(self, x: Array) -> Pair:
-        """Return keys and values: [B S C'] -> [B S H D] each."""
-        return self.norm_k(self.heads(self.to_k(x))), self.attend.values(self.heads(self.to_v(x)))
-
-
-class SelfAttention(Attention):
-    def __call__(self, x: Array, rope: Pair) -> Array:
-        """[B L C] -> [B L C]."""
-        k, v = self.context(x)
-        q, k = ops.rotate_halves(self.queries(x), *rope), ops.rotate_halves(k, *rope)
-        return self.to_out[0](self.attend(q, k, v))
+class SelfAttention(RotaryAttention):
+    def turned(self, x: Array, rope: Pair, dtype: mx.Dtype) -> Array:
+        """Turn the halves of heads [B L H D]; in float32, and float32 out."""
+        return ops.rotate_halves(x, *rope)
 
 
 class CrossAttention(Attention):
+    def context(self, text: Array) -> Pair:
+        """Return keys and values: [B S T] -> [B S H D] each."""
+        return kept(self.attend, self.keys(text), self.values(text))
+
     def __call__(self, x: Array, context: Pair) -> Array:
         """Attend to keys and values [B S H D]: [B L C] -> [B L C]."""
         k, v = context
         return self.to_out[0](self.attend(self.queries(x), k, self.attend.values(v)))
 
 
-class FeedForwardIn(mlx.nn.Module):
-    def __init__(self, config: AnimaConfig):
-        super().__init__()
-        self.proj = ops.Linear(config.dim, config.hidden, bias=False)
-
+class FeedForwardIn(diffusion_transformer.FeedForwardIn):
     def __call__(self, x: Array) -> Array:
         return ops.gelu_erf(self.proj(x))
 
 
-class FeedForward(mlx.nn.Module):
-    def __init__(self, config: AnimaConfig):
-        super().__init__()
-        out = ops.Linear(config.hidden, config.dim, bias=False)
-        self.net = [FeedForwardIn(config), mlx.nn.Identity(), out]
-
-    def __call__(self, x: Array) -> Array:
-        """[B L C] -> [B L C]."""
-        return self.net[2](self.net[0](x))
+class FeedForward(diffusion_transformer.FeedForward):
+    start = FeedForwardIn
 
 
 class TransformerBlock(mlx.nn.Module):
     def __init__(self, config: AnimaConfig):
         super().__init__()
+        dim, head_dim = config.dim, config.attention_head_dim
+        norm = partial(ops.RMSNorm, head_dim, HEAD_EPS)
         self.norm1 = Modulation(config, 3)
-        self.attn1 = SelfAttention(config, config.dim)
+        self.attn1 = SelfAttention(dim, head_dim, HEAD_EPS, bias=False)
         self.norm2 = Modulation(config, 3)
-        self.attn2 = CrossAttention(config, config.text_embed_dim)
+        self.attn2 = CrossAttention(dim, head_dim, norm, bias=False, seen=config.text_embed_dim)
         self.norm3 = Modulation(config, 3)
-        self.ff = FeedForward(config)
+        self.ff = FeedForward(dim, config.hidden, bias=False)
 
     def context(self, text: Array) -> Pair:
         """Return keys and values of text [B S T]: [B S H D] each."""
-        return kept(self.attn2.attend, *self.attn2.context(text))
+        return self.attn2.context(text)
 
     def __call__(self, x: Array, time: Array, shared: Array, context: Pair, rope: Pair) -> Array:
         """Run the block on x [B L C]. time, shared: as `TimeEmbed` returns them; context: of the text."""
@@ -190,24 +153,11 @@ class AnimaTransformer(mlx.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    context: list[Pair]
-    rope: Pair
-
-
-class Runner(LoadedNetwork[AnimaConfig, AnimaTransformer]):
+class Runner(TokenDenoiser[AnimaConfig, AnimaTransformer]):
     network, role = AnimaTransformer, "transformer"
 
     @ops.computes
-    def condition(self, text: Array, grid: tuple[int, int]) -> Condition:
+    def condition(self, text: Array, grid: tuple[int, int]) -> tuple[list[Pair], Pair]:
         """Prepare text [1 S T] for an image of `grid` rows and columns of tokens."""
-        tables = anima_conditioning.table(self.config, grid)
-        cos, sin = (ops.table(part, self.table_dtype) for part in tables)
-        return Condition(context=ops.eval(self.model.context(text)), rope=(cos, sin))
-
-    @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
-        """Predict the velocity [1 L 4*in] in float32 for packed latents x [1 L 4*in] and the sinusoid of the time."""
-        features = ops.table(step, self.table_dtype)
-        return ops.at_least_float32(self.model(x, features, condition.context, condition.rope))
+        cos, sin = map(self.table, anima_conditioning.table(self.config, grid))
+        return ops.eval(self.model.context(text)), (cos, sin)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
@@ -45,13 +46,14 @@ def without_variance(x: Array, patch: int, channels: int) -> Array:
 
 
 class TimestepEmbedding(mlx.nn.Module):
-    def __init__(self, channels: int, dim: int, *, bias: bool = True):
+    def __init__(self, channels: int, dim: int, outputs: int | None = None, *, bias: bool = True):
+        """outputs: None: as many as `dim`."""
         super().__init__()
         self.linear_1 = ops.Linear(channels, dim, bias=bias)
-        self.linear_2 = ops.Linear(dim, dim, bias=bias)
+        self.linear_2 = ops.Linear(dim, outputs or dim, bias=bias)
 
     def __call__(self, features: Array) -> Array:
-        """Embed sinusoids of times: [T channels] -> [T C]."""
+        """Embed sinusoids of times, or another vector: [T channels] -> [T outputs]."""
         return self.linear_2(ops.silu(self.linear_1(features)))
 
 
@@ -67,20 +69,24 @@ class TextProjection(mlx.nn.Module):
 
 
 class FeedForwardIn(mlx.nn.Module):
-    def __init__(self, dim: int, hidden: int):
+    def __init__(self, dim: int, hidden: int, *, bias: bool = True):
         super().__init__()
-        self.proj = ops.Linear(dim, hidden)
+        self.proj = ops.Linear(dim, hidden, bias=bias)
 
     def __call__(self, x: Array) -> Array:
         return ops.linear_gelu(self.proj, x)
 
 
 class FeedForward(mlx.nn.Module):
-    def __init__(self, dim: int, hidden: int):
+    start: type[FeedForwardIn] = FeedForwardIn
+
+    def __init__(self, dim: int, hidden: int, *, bias: bool = True):
         super().__init__()
-        self.net = [FeedForwardIn(dim, hidden), mlx.nn.Identity(), ops.Linear(hidden, dim)]
+        first, last = self.start(dim, hidden, bias=bias), ops.Linear(hidden, dim, bias=bias)
+        self.net = [first, mlx.nn.Identity(), last]
 
     def __call__(self, x: Array) -> Array:
+        """[B L C] -> [B L C]."""
         return self.net[2](self.net[0](x))
 
 
@@ -111,38 +117,81 @@ class StreamModulation(mlx.nn.Module):
         return self.linear(ops.silu(temb))
 
 
-class RotaryAttention(mlx.nn.Module):
-    """Attention over one stream with rotated queries and keys, without a projection of its result."""
+class Attention(mlx.nn.Module):
+    """The layers of an attention: queries of one stream, keys and values of the tokens that it sees."""
 
-    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True, kv_dim: int | None = None):
-        """kv_dim: the width of keys and values, whose heads queries share; None: that of queries."""
+    def __init__(
+        self,
+        dim: int,
+        head_dim: int,
+        norm: Callable[[], mlx.nn.Module] = mlx.nn.Identity,
+        *,
+        bias: bool = True,
+        seen: int | None = None,
+        kv_dim: int | None = None,
+        projects: bool = True,
+    ):
+        """norm: of each head of queries and keys; seen: the width of the tokens that it sees; kv_dim: that of keys and
+        values, whose heads queries share; None: that of queries; projects: whether it has a layer for its result."""
         super().__init__()
-        self.head_dim, kv_dim = head_dim, kv_dim or dim
+        self.head_dim, seen, kv_dim = head_dim, seen or dim, kv_dim or dim
         self.to_q = ops.Linear(dim, dim, bias=bias)
-        self.to_k = ops.Linear(dim, kv_dim, bias=bias)
-        self.to_v = ops.Linear(dim, kv_dim, bias=bias)
-        self.norm_q = ops.RMSNorm(head_dim, eps)
-        self.norm_k = ops.RMSNorm(head_dim, eps)
+        self.to_k = ops.Linear(seen, kv_dim, bias=bias)
+        self.to_v = ops.Linear(seen, kv_dim, bias=bias)
+        self.norm_q, self.norm_k = norm(), norm()
+        if projects:
+            self.to_out = [ops.Linear(dim, dim, bias=bias)]
         self.attend = ops.Attend()
 
     def heads(self, x: Array) -> Array:
         """[B L C] -> [B L H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def projected(self, x: Array, rope: Array) -> tuple[Array, Array, Array]:
-        """Return queries, keys and values: [B L C] -> [B L H D] each."""
-        v = self.attend.values(self.heads(self.to_v(x)))
-        q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
-        k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(x))), rope, v.dtype)
-        return q, k, v
+    def queries(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return self.norm_q(self.heads(self.to_q(x)))
 
-    def attended(self, x: Array, rope: Array, text_last: bool = False) -> Array:
-        """[B L C] -> [B L C]. text_last: text is after the image, else before it."""
+    def keys(self, x: Array) -> Array:
+        """[B S C'] -> [B S H D]."""
+        return self.norm_k(self.heads(self.to_k(x)))
+
+    def values(self, x: Array) -> Array:
+        """Return values as `attend` takes them: [B S C'] -> [B S H D]."""
+        return self.attend.values(self.heads(self.to_v(x)))
+
+
+class RotaryAttention(Attention):
+    """Attention over one stream with rotated queries and keys."""
+
+    def __init__(
+        self,
+        dim: int,
+        head_dim: int,
+        eps: float,
+        *,
+        bias: bool = True,
+        kv_dim: int | None = None,
+        projects: bool = True,
+    ):
+        norm = partial(ops.RMSNorm, head_dim, eps)
+        super().__init__(dim, head_dim, norm, bias=bias, kv_dim=kv_dim, projects=projects)
+
+    def turned(self, x: Array, rope: Any, dtype: mx.Dtype) -> Array:
+        """Turn heads [B L H D]; in float32, and `dtype` out."""
+        return ops.rotate_pairs(x, rope, dtype)
+
+    def projected(self, x: Array, rope: Any) -> tuple[Array, Array, Array]:
+        """Return queries, keys and values: [B L C] -> [B L H D] each."""
+        v = self.values(x)
+        return self.turned(self.queries(x), rope, v.dtype), self.turned(self.keys(x), rope, v.dtype), v
+
+    def attended(self, x: Array, rope: Any, text_last: bool = False) -> Array:
+        """[B L C] -> [B L C], without the layer for the result. text_last: text is after the image, else before it."""
         return self.attend(*self.projected(x, rope), text_last=text_last)
 
-    def __call__(self, x: Array, rope: Array) -> Array:
+    def __call__(self, x: Array, rope: Any, text_last: bool = False) -> Array:
         """[B L C] -> [B L C]."""
-        return self.attended(x, rope)
+        return self.to_out[0](self.attended(x, rope, text_last))
 
 
 def with_known(attend: ops.Attend, k: Array, v: Array, known: Pair | None) -> Pair:
@@ -158,27 +207,15 @@ def kept(attend: ops.Attend, k: Array, v: Array) -> Pair:
     return ops.stream(k, v.dtype), ops.contiguous(attend.result(v))
 
 
-class JointAttention(mlx.nn.Module):
+class JointAttention(Attention):
     def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
-        super().__init__()
-        self.head_dim = head_dim
-        self.to_q = ops.Linear(dim, dim, bias=bias)
-        self.to_k = ops.Linear(dim, dim, bias=bias)
-        self.to_v = ops.Linear(dim, dim, bias=bias)
-        self.to_out = [ops.Linear(dim, dim, bias=bias)]
+        super().__init__(dim, head_dim, partial(ops.RMSNorm, head_dim, eps), bias=bias)
         self.add_q_proj = ops.Linear(dim, dim, bias=bias)
         self.add_k_proj = ops.Linear(dim, dim, bias=bias)
         self.add_v_proj = ops.Linear(dim, dim, bias=bias)
         self.to_add_out = ops.Linear(dim, dim, bias=bias)
-        self.norm_q = ops.RMSNorm(head_dim, eps)
-        self.norm_k = ops.RMSNorm(head_dim, eps)
         self.norm_added_q = ops.RMSNorm(head_dim, eps)
         self.norm_added_k = ops.RMSNorm(head_dim, eps)
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
 
     def __call__(
         self, img: Array, txt: Array, rope: Rope, mask: Array | None = None, known: Pair | None = None
@@ -187,8 +224,8 @@ class JointAttention(mlx.nn.Module):
         joint sequence. known: further keys and values, which both see."""
         img_freqs, txt_freqs = rope
         v = self.attend.values(self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img)))
-        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_freqs, v.dtype)
-        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_freqs, v.dtype)
+        img_q = ops.rotate_pairs(self.queries(img), img_freqs, v.dtype)
+        img_k = ops.rotate_pairs(self.keys(img), img_freqs, v.dtype)
         txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_freqs, v.dtype)
         txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_freqs, v.dtype)
 

@@ -6,8 +6,6 @@ B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribut
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
@@ -15,13 +13,13 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     FinalNorm,
+    Pair,
     RotaryAttention,
     TimestepEmbedding,
 )
-from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.networks.loaded import TokenDenoiser
 from qwenimg.common.networks.denoisers import ernie_conditioning
 from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
-from qwenimg.common.runtime.engine import NumpyArray
 
 # Layers
 
@@ -37,26 +35,11 @@ class Embedder(mlx.nn.Module):
 
 
 class SelfAttention(RotaryAttention):
-    def __init__(self, config: ErnieConfig):
-        super().__init__(config.dim, config.head_dim, config.eps, bias=False)
-        self.to_out = [ops.Linear(config.dim, config.dim, bias=False)]
-
-    def projected(self, x: Array, rope: Array) -> tuple[Array, Array, Array]:
-        """Return queries, keys and values: [B L C] -> [B L H D] each."""
-        v = self.attend.values(self.heads(self.to_v(x)))
-        q = self.turned(self.norm_q(self.heads(self.to_q(x))), rope)
-        k = self.turned(self.norm_k(self.heads(self.to_k(x))), rope)
-        return q, k, v
-
-    def turned(self, x: Array, rope: Array) -> Array:
+    def turned(self, x: Array, rope: Array, dtype: mx.Dtype) -> Array:
         """Turn pairs of channels of the two halves of heads [B L H D], tables [L 1 2D]; in float32, and float32 out."""
         D = self.head_dim
         swapped = mx.concatenate((x[..., D // 2 :], x[..., : D // 2]), axis=-1)
         return x * rope[..., :D] + swapped * rope[..., D:]
-
-    def __call__(self, x: Array, rope: Array) -> Array:
-        """[B L C] -> [B L C]."""
-        return self.to_out[0](self.attended(x, rope, text_last=True))
 
 
 class FeedForward(mlx.nn.Module):
@@ -75,7 +58,7 @@ class TransformerBlock(mlx.nn.Module):
     def __init__(self, config: ErnieConfig):
         super().__init__()
         self.adaLN_sa_ln = ops.RMSNorm(config.dim, config.eps)
-        self.self_attention = SelfAttention(config)
+        self.self_attention = SelfAttention(config.dim, config.head_dim, config.eps, bias=False)
         self.adaLN_mlp_ln = ops.RMSNorm(config.dim, config.eps)
         self.mlp = FeedForward(config)
 
@@ -83,7 +66,8 @@ class TransformerBlock(mlx.nn.Module):
         """Run the block on x [B L+S C], with mod [1 6C]."""
         shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mod, 6, None)
         dtype = self.self_attention.to_q.dtype
-        x = ops.gated(x, gate1, self.self_attention(ops.modulated(self.adaLN_sa_ln(x), shift1, scale1, dtype), rope))
+        y = ops.modulated(self.adaLN_sa_ln(x), shift1, scale1, dtype)
+        x = ops.gated(x, gate1, self.self_attention(y, rope, text_last=True))
         return ops.gated(x, gate2, self.mlp(ops.modulated(self.adaLN_mlp_ln(x), shift2, scale2, dtype)))
 
 
@@ -122,27 +106,12 @@ class ErnieTransformer(mlx.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    txt: Array
-    rope: Array
-
-
-class Runner(LoadedNetwork[ErnieConfig, ErnieTransformer]):
+class Runner(TokenDenoiser[ErnieConfig, ErnieTransformer]):
     network, role = ErnieTransformer, "transformer"
 
     @ops.computes
-    def condition(self, text: Array, grid: tuple[int, int]) -> Condition:
+    def condition(self, text: Array, grid: tuple[int, int]) -> Pair:
         """Prepare text states [1 S states] for an image of `grid` rows and columns of tokens."""
-        tables = ernie_conditioning.tables(self.config, grid, text.shape[1])
-        img, txt = (ops.table(part, self.table_dtype) for part in tables)
-        return Condition(
-            txt=ops.eval(ops.stream(self.model.text_proj(text), self.model.stream)),
-            rope=mx.concatenate((self.model.tokens.rows(img), txt), axis=0),
-        )
-
-    @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
-        """Predict the velocity [1 L C] in float32 for packed latents x [1 L C] and the sinusoid of the time."""
-        features = ops.table(step, self.table_dtype)
-        return ops.at_least_float32(self.model(x, features, condition.txt, condition.rope))
+        img, txt = map(self.table, ernie_conditioning.tables(self.config, grid, text.shape[1]))
+        rope = mx.concatenate((self.model.tokens.rows(img), txt), axis=0)
+        return ops.eval(ops.stream(self.model.text_proj(text), self.model.stream)), rope

@@ -193,7 +193,7 @@ class Runner(LoadedNetwork[Flux2Config, Flux2Transformer]):
         the packed latents [1 L C] of the references."""
         grids, references = images
         tables = flux2_conditioning.image_and_text_rope(self.config, grids, text.shape[1])
-        img, txt = (ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table)) for table in tables)
+        img, txt = map(self.rope, tables)
         tokens = self.model.x_embedder(mx.concatenate(list(references), axis=1)) if references else None
         return Condition(
             txt=self.model.context(text),
@@ -205,5 +205,5 @@ class Runner(LoadedNetwork[Flux2Config, Flux2Transformer]):
     def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
         """Predict the velocity [1 L' C] in float32 for packed latents x [1 L' C] and sinusoids of the step
         (`flux2_conditioning.time_rows`)."""
-        features = ops.table(step, self.table_dtype)
+        features = self.table(step)
         return ops.at_least_float32(self.model(x, features, condition.txt, condition.references, condition.rope))

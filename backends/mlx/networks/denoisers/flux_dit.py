@@ -94,7 +94,7 @@ class SingleTransformerBlock(mlx.nn.Module):
         dim, hidden = config.dim, config.hidden
         if config.modulates:
             self.norm = BlockModulation(dim, 3)
-        self.attn = RotaryAttention(dim, config.attention_head_dim, NORM_EPS)
+        self.attn = RotaryAttention(dim, config.attention_head_dim, NORM_EPS, projects=False)
         self.proj_mlp = ops.Linear(dim, hidden)
         self.proj_out = ops.Linear(dim + hidden, dim)
 
@@ -117,7 +117,7 @@ class SingleTransformerBlock(mlx.nn.Module):
             ops.norm_modulate(img, shift, scale, dtype, NORM_EPS),
             dtype,
         )
-        update = self.proj_out(mx.concatenate((self.attn(x, rope), self.hidden(x)), axis=-1))
+        update = self.proj_out(mx.concatenate((self.attn.attended(x, rope), self.hidden(x)), axis=-1))
         img = changed(ops.clipped(ops.gated(img, gate, update[:, S:])), control)
         return img, ops.clipped(ops.gated(txt, gate, update[:, :S]))
 
@@ -242,7 +242,7 @@ class TrunkRunner(LoadedNetwork[Config, Model]):
         """Return the embeddings [P*T C] of sinusoids of times [T 256] and of a guidance [1 256], which a model without
         guidance does not read, for each of `pooled`, P texts [1 C'], or None in a model without pooled texts. The
         weights are read, used and freed."""
-        times, scale = (ops.table(values, self.table_dtype) for values in (features, guidance))
+        times, scale = (self.table(values) for values in (features, guidance))
         embed = self.model.time_text_embed
         return self.briefly(
             "time_text_embed.", lambda: mx.concatenate([embed(times, scale, text) for text in pooled], axis=0)
@@ -264,7 +264,7 @@ class TrunkRunner(LoadedNetwork[Config, Model]):
         """Return the tables of RoPE [L 1 D/2 2] of images of `grids` rows and columns of tokens, and of `length` text
         tokens."""
         tables = flux_conditioning.image_and_text_rope(self.config, grids, length)
-        img, txt = (ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table)) for table in tables)
+        img, txt = map(self.rope, tables)
         return img, txt
 
     def briefly(self, prefix: str, compute: Any) -> Any:

@@ -6,20 +6,21 @@ B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribut
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.denoisers import diffusion_transformer
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     FeedForward,
     FinalNorm,
     TimestepEmbedding,
     without_variance,
 )
-from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.networks.loaded import ImageDenoiser
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.denoisers import hunyuan_conditioning
 from qwenimg.common.networks.denoisers.hunyuan_dit import (
@@ -107,22 +108,11 @@ class ShiftedNorm(mlx.nn.Module):
         return ops.add(ops.at_least_float32(self.norm(x)), self.linear(mod)[:, None])
 
 
-class Attention(mlx.nn.Module):
+class Attention(diffusion_transformer.Attention):
     def __init__(self, config: HunyuanConfig, seen: int):
         """seen: the width of the tokens that it attends to."""
-        super().__init__()
-        dim, self.head_dim = config.dim, config.attention_head_dim
-        self.to_q = ops.Linear(dim, dim)
-        self.to_k = ops.Linear(seen, dim)
-        self.to_v = ops.Linear(seen, dim)
-        self.norm_q = ops.LayerNorm(self.head_dim, QK_EPS)
-        self.norm_k = ops.LayerNorm(self.head_dim, QK_EPS)
-        self.to_out = [ops.Linear(dim, dim)]
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
+        head_dim = config.attention_head_dim
+        super().__init__(config.dim, head_dim, partial(ops.LayerNorm, head_dim, QK_EPS), seen=seen)
 
     def rotated(self, x: Array, rope: Array, dtype: mx.Dtype) -> Array:
         return ops.rotate_pairs(ops.at_least_float32(x), rope, dtype)
@@ -130,9 +120,8 @@ class Attention(mlx.nn.Module):
     def __call__(self, x: Array, rope: Array, text: Array | None = None) -> Array:
         """Attend from x [B L C] to itself, or to the text [B S C']: [B L C]. Keys of the text are not rotated."""
         seen = x if text is None else text
-        v = self.attend.values(self.heads(self.to_v(seen)))
-        q = self.rotated(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
-        k = self.norm_k(self.heads(self.to_k(seen)))
+        v, k = self.values(seen), self.keys(seen)
+        q = self.rotated(self.queries(x), rope, v.dtype)
         k = self.rotated(k, rope, v.dtype) if text is None else k
         return self.to_out[0](self.attend(q, k, v))
 
@@ -210,32 +199,16 @@ class HunyuanTransformer(mlx.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    extra: Array
-    text: Array
-    rope: Array
-
-
-class Runner(LoadedNetwork[HunyuanConfig, HunyuanTransformer]):
+class Runner(ImageDenoiser[HunyuanConfig, HunyuanTransformer]):
     network, role = HunyuanTransformer, "transformer"
 
     @ops.computes
     def condition(
         self, bert: Array, t5: Array, words: int, grid: tuple[int, int], sizes: NumpyArray | None = None
-    ) -> Condition:
+    ) -> tuple[Array, Array, Array]:
         """Prepare BERT's states [1 S' C'], and T5's [1 S C''] of which the first `words` are words, for an image of
         `grid` rows and columns of tokens; sizes [1 6*256]: sinusoids, for a model that sees them."""
-        tables = hunyuan_conditioning.rope(self.config, grid)
-        rope = ops.rope_freqs(*(ops.table(one, self.table_dtype) for one in tables))
-        given = None if sizes is None else ops.table(sizes, self.table_dtype)
+        rope = self.rope(hunyuan_conditioning.rope(self.config, grid))
+        given = None if sizes is None else self.table(sizes)
         extra = ops.eval(self.model.time_extra_emb.extra(t5, given))
-        return Condition(extra, ops.eval(self.model.text(bert, t5, words)), rope)
-
-    @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
-        """Predict v [1 C h w] in float32 for scaled latents x [1 C h w], both in the order of the pipeline, and
-        sinusoids of the time."""
-        features = ops.table(step, self.table_dtype)
-        fixed = condition.extra, condition.text, condition.rope
-        return images.to_bchw(ops.at_least_float32(self.model(images.from_bchw(x), features, *fixed)))
+        return extra, ops.eval(self.model.text(bert, t5, words)), rope

@@ -7,17 +7,17 @@ are keys of the manifest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Attention, Pair
+from qwenimg.backends.mlx.networks.loaded import TokenDenoiser
 from qwenimg.common.networks.denoisers import krea2_conditioning
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
-from qwenimg.common.runtime.engine import NumpyArray
 
 # Layers
 
@@ -33,29 +33,13 @@ class TimestepEmbedding(mlx.nn.Module):
         return self.linear_2(ops.gelu(self.linear_1(features)))
 
 
-class GatedAttention(mlx.nn.Module):
+class GatedAttention(Attention):
     """Attention with a gate over its result."""
 
     def __init__(self, dim: int, head_dim: int, key_heads: int, eps: float):
-        super().__init__()
-        self.head_dim = head_dim
-        self.to_q = ops.Linear(dim, dim, bias=False)
-        self.to_k = ops.Linear(dim, head_dim * key_heads, bias=False)
-        self.to_v = ops.Linear(dim, head_dim * key_heads, bias=False)
+        norm = partial(ops.CentredRMSNorm, head_dim, eps)
+        super().__init__(dim, head_dim, norm, bias=False, kv_dim=head_dim * key_heads)
         self.to_gate = ops.Linear(dim, dim, bias=False)
-        self.norm_q = ops.CentredRMSNorm(head_dim, eps)
-        self.norm_k = ops.CentredRMSNorm(head_dim, eps)
-        self.to_out = [ops.Linear(dim, dim, bias=False)]
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
-
-    def projected(self, x: Array) -> tuple[Array, Array, Array]:
-        """Return queries, keys and values: [B L C] -> [B L H D] each, of keys and values fewer heads."""
-        v = self.attend.values(self.heads(self.to_v(x)))
-        return self.norm_q(self.heads(self.to_q(x))), self.norm_k(self.heads(self.to_k(x))), v
 
     def gated(self, x: Array, q: Array, k: Array, v: Array) -> Array:
         """[B L C] and heads [B L H D] -> [B L C]."""
@@ -65,14 +49,15 @@ class GatedAttention(mlx.nn.Module):
 class FusionAttention(GatedAttention):
     def __call__(self, x: Array) -> Array:
         """[B L C] -> [B L C]."""
-        return self.gated(x, *self.projected(x))
+        return self.gated(x, self.queries(x), self.keys(x), self.values(x))
 
 
 class RotaryAttention(GatedAttention):
     def __call__(self, x: Array, rope: Array) -> Array:
         """[B L C] -> [B L C]."""
-        q, k, v = self.projected(x)
-        return self.gated(x, ops.rotate_pairs(q, rope, v.dtype), ops.rotate_pairs(k, rope, v.dtype), v)
+        v = self.values(x)
+        q, k = (ops.rotate_pairs(heads, rope, v.dtype) for heads in (self.queries(x), self.keys(x)))
+        return self.gated(x, q, k, v)
 
 
 class FeedForward(mlx.nn.Module):
@@ -209,26 +194,13 @@ class Krea2Transformer(mlx.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    txt: Array
-    rope: Array
-
-
-class Runner(LoadedNetwork[Krea2Config, Krea2Transformer]):
+class Runner(TokenDenoiser[Krea2Config, Krea2Transformer]):
     network, role = Krea2Transformer, "transformer"
 
     @ops.computes
-    def condition(self, text: Array, grid: tuple[int, int]) -> Condition:
+    def condition(self, text: Array, grid: tuple[int, int]) -> Pair:
         """Prepare text states [1 S N*W] for an image of `grid` rows and columns of tokens."""
-        tables = krea2_conditioning.table(self.config, grid, text.shape[1])
-        rope = ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in tables))
         S = text.shape[1]
+        rope = self.rope(krea2_conditioning.table(self.config, grid, S))
         own = mx.concatenate((rope[:S], self.model.tokens.rows(rope[S:])), axis=0)
-        return Condition(txt=ops.eval(self.model.text(text)), rope=own)
-
-    @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
-        """Predict the velocity [1 L in] in float32 for packed latents x [1 L in] and the sinusoid of the time."""
-        features = ops.table(step, self.table_dtype)
-        return ops.at_least_float32(self.model(x, features, condition.txt, condition.rope))
+        return ops.eval(self.model.text(text)), own

@@ -7,8 +7,6 @@ manifest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
@@ -16,12 +14,11 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import TimestepEmbedding
 from qwenimg.backends.mlx.networks.denoisers.zimage_dit import ContextBlock, FinalLayer, TransformerBlock
-from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.networks.loaded import ImageDenoiser
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.denoisers import lumina_conditioning
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, TIME_CHANNELS
-from qwenimg.common.runtime.engine import NumpyArray
 
 # Model
 
@@ -74,27 +71,12 @@ class LuminaTransformer(mlx.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    txt: Array
-    img_rope: Array
-    rope: Array
-
-
-class Runner(LoadedNetwork[LuminaConfig, LuminaTransformer]):
+class Runner(ImageDenoiser[LuminaConfig, LuminaTransformer]):
     network, role = LuminaTransformer, "transformer"
 
     @ops.computes
-    def condition(self, text: Array, grid: tuple[int, int]) -> Condition:
+    def condition(self, text: Array, grid: tuple[int, int]) -> tuple[Array, Array, Array]:
         """Prepare text states [1 S 2304] for an image of `grid` rows and columns of tokens."""
         tables = lumina_conditioning.image_and_text_rope(self.config, *grid, text.shape[1])
-        img, txt = (ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table)) for table in tables)
-        return Condition(ops.eval(self.model.context(text, txt)), img, mx.concatenate((img, txt), axis=0))
-
-    @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
-        """Predict the negative velocity [1 C h w] in float32 for latents x [1 C h w], both in the order of the
-        pipeline, and sinusoids of the time."""
-        features = ops.table(step, self.table_dtype)
-        fixed = condition.txt, condition.img_rope, condition.rope
-        return images.to_bchw(ops.at_least_float32(self.model(images.from_bchw(x), features, *fixed)))
+        img, txt = map(self.rope, tables)
+        return ops.eval(self.model.context(text, txt)), img, mx.concatenate((img, txt), axis=0)

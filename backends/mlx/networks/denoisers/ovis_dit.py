@@ -97,8 +97,5 @@ class Runner(flux_dit.Runner):
 
     def tables(self, grids: Sequence[Grid], length: int) -> Rope:
         """Return the tables of RoPE [L 1 D/2 2] of an image of `grids`, and of `length` text tokens."""
-        img, txt = (
-            ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table))
-            for table in ovis_dit.image_and_text_rope(self.config, grids, length)
-        )
+        img, txt = map(self.rope, ovis_dit.image_and_text_rope(self.config, grids, length))
         return img, txt

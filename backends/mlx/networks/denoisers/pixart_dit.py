@@ -6,13 +6,12 @@ B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribut
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.denoisers import diffusion_transformer
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     FeedForward,
     Pair,
@@ -20,13 +19,12 @@ from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     TimestepEmbedding,
     without_variance,
 )
-from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
+from qwenimg.backends.mlx.networks.loaded import ImageDenoiser
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.denoisers import pixart_conditioning
 from qwenimg.common.networks.denoisers.pixart_dit import (
     CONDITION_CHANNELS,
     HEAD_EPS,
-    MLP_RATIO,
     PATCH,
     PixArtConfig,
 )
@@ -73,24 +71,10 @@ class AdaLayerNormSingle(mlx.nn.Module):
         return self.linear(ops.silu(emb)), emb
 
 
-class Attention(mlx.nn.Module):
-    def __init__(self, config: PixArtConfig):
-        super().__init__()
-        dim, self.head_dim = config.dim, config.attention_head_dim
-        self.to_q = ops.Linear(dim, dim)
-        self.to_k = ops.Linear(dim, dim)
-        self.to_v = ops.Linear(dim, dim)
-        self.to_out = [ops.Linear(dim, dim)]
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
-
+class Attention(diffusion_transformer.Attention):
     def __call__(self, x: Array, seen: Array) -> Array:
         """Attend from x [B L C] to the tokens that are `seen` [B S C]: [B L C]."""
-        v = self.attend.values(self.heads(self.to_v(seen)))
-        return self.to_out[0](self.attend(self.heads(self.to_q(x)), self.heads(self.to_k(seen)), v))
+        return self.to_out[0](self.attend(self.queries(x), self.keys(seen), self.values(seen)))
 
 
 class TransformerBlock(mlx.nn.Module):
@@ -98,9 +82,9 @@ class TransformerBlock(mlx.nn.Module):
         super().__init__()
         self.eps = config.norm_eps
         self.scale_shift_table = ops.Embedding(6, config.dim)
-        self.attn1 = Attention(config)
-        self.attn2 = Attention(config)
-        self.ff = FeedForward(config.dim, MLP_RATIO * config.dim)
+        self.attn1 = Attention(config.dim, config.attention_head_dim)
+        self.attn2 = Attention(config.dim, config.attention_head_dim)
+        self.ff = FeedForward(config.dim, config.hidden)
 
     def __call__(self, x: Array, mod: Array, text: Array) -> Array:
         """Run the block on x [B L C]. mod [1 6C]: the modulation that all blocks share; text [B S C]."""
@@ -144,30 +128,15 @@ class PixArtTransformer(mlx.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    sizes: Array | None
-    text: Array
-    positions: Array
-
-
-class Runner(LoadedNetwork[PixArtConfig, PixArtTransformer]):
+class Runner(ImageDenoiser[PixArtConfig, PixArtTransformer]):
     network, role = PixArtTransformer, "transformer"
 
     @ops.computes
-    def condition(self, text: Array, grid: tuple[int, int], sizes: NumpyArray | None = None) -> Condition:
+    def condition(
+        self, text: Array, grid: tuple[int, int], sizes: NumpyArray | None = None
+    ) -> tuple[Array | None, Array, Array]:
         """Prepare text states [1 S 4096] for an image of `grid` rows and columns of tokens, with sinusoids [3 256] of
         its sizes for a model that sees them."""
-        positions = ops.table(pixart_conditioning.positions(self.config, grid), self.table_dtype)
-        embedded = None
-        if sizes is not None:
-            embedded = ops.eval(self.model.adaln_single.emb.sizes(ops.table(sizes, self.table_dtype)))
-        return Condition(embedded, ops.eval(self.model.caption_projection(text)), positions)
-
-    @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
-        """Predict the noise [1 C h w] in float32 for scaled latents x [1 C h w], both in the order of the pipeline, and
-        sinusoids of the time."""
-        features = ops.table(step, self.table_dtype)
-        fixed = condition.sizes, condition.text, condition.positions
-        return images.to_bchw(ops.at_least_float32(self.model(images.from_bchw(x), features, *fixed)))
+        positions = self.table(pixart_conditioning.positions(self.config, grid))
+        embedded = None if sizes is None else ops.eval(self.model.adaln_single.emb.sizes(self.table(sizes)))
+        return embedded, ops.eval(self.model.caption_projection(text)), positions

@@ -53,10 +53,6 @@ class TextProjection(mlx.nn.Module):
 
 
 class Attention(RotaryAttention):
-    def __init__(self, config: Qwen21Config):
-        super().__init__(config.dim, config.attention_head_dim, config.eps, bias=False)
-        self.to_out = [ops.Linear(config.dim, config.dim, bias=False)]
-
     def image(self, x: Array, rope: Array, before: Pair) -> Array:
         """Attend from image tokens [B L C] to all tokens. before: keys and values [B P H D] before them."""
         q, k, v = self.projected(x, rope)
@@ -86,7 +82,7 @@ class TransformerBlock(mlx.nn.Module):
     def __init__(self, config: Qwen21Config):
         super().__init__()
         self.eps = config.eps
-        self.attn = Attention(config)
+        self.attn = Attention(config.dim, config.attention_head_dim, config.eps, bias=False)
         self.img_mlp = GatedFeedForward(config)
 
     def __call__(
@@ -199,11 +195,8 @@ class Runner(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
         this are kept between predictions, or made again for each."""
         grid, places, references = images
         layout = qwen21_conditioning.layout(text.shape[1], places, grid)
-        img, txt = (
-            ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table))
-            for table in qwen21_conditioning.tables(self.config, layout)
-        )
-        still = ops.table(qwen21_conditioning.time_row(0.0, "float32"), self.table_dtype)
+        img, txt = map(self.rope, qwen21_conditioning.tables(self.config, layout))
+        still = self.table(qwen21_conditioning.time_row(0.0, "float32"))
         mod = self.model.modulation[1](self.model.time_text_embed(still))
         context = ops.eval((self.model.start(text, places, references), mod))
         return Condition(context=context, ropes=(img, txt), runs=layout.runs, keeps=keeps)
@@ -212,7 +205,7 @@ class Runner(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
     def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
         """Predict the velocity [1 L channels] in float32 for latent tokens x [1 L channels] and the sinusoid of the
         time."""
-        features, one = ops.table(step, self.table_dtype), condition
+        features, one = self.table(step), condition
         keeps = one.keeps and not one.known
         velocity, pairs = self.model(x, features, one.context, one.ropes, one.runs, one.known, keeps)
         one.known.extend(ops.eval(pairs))

@@ -72,7 +72,7 @@ class Runner(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
     @ops.computes
     def modulate(self, features: NumpyArray) -> list[Pair]:
         """Return the rows of every block for sinusoids [T 256], as the transformer does."""
-        rows = ops.table(features, self.table_dtype)
+        rows = self.table(features)
         briefly = partial(load.briefly, self.model, self.plan)
         temb = briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, None))
         return block_rows(briefly, self.model.transformer_blocks, temb)
@@ -82,7 +82,7 @@ class Runner(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
         """Prepare a text [1 S C], rows and columns of tokens, and a picture [1 L in] once."""
         shapes = [(1, *grid)]
         tables = qwen_conditioning.image_and_text_rope(self.config, shapes, text.shape[1])
-        img, txt = ([ops.table(part, self.table_dtype) for part in pair] for pair in tables)
+        img, txt = ([self.table(part) for part in pair] for pair in tables)
         return Condition(
             picture=self.model.picture(picture),
             txt=self.model.context(text),

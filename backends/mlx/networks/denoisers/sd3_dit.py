@@ -17,7 +17,12 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
-from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import FeedForward, FinalNorm, TimestepEmbedding
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
+    Attention,
+    FeedForward,
+    FinalNorm,
+    TimestepEmbedding,
+)
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.denoisers import sd3_conditioning
@@ -71,29 +76,15 @@ def head_norm(config: SD3Config) -> mlx.nn.Module:
     return ops.RMSNorm(config.attention_head_dim, NORM_EPS) if config.qk_norm else mlx.nn.Identity()
 
 
-class SelfAttention(mlx.nn.Module):
+class SelfAttention(Attention):
     """Attention over image tokens alone."""
 
     def __init__(self, config: SD3Config):
-        super().__init__()
-        dim, self.head_dim = config.dim, config.attention_head_dim
-        self.to_q = ops.Linear(dim, dim)
-        self.to_k = ops.Linear(dim, dim)
-        self.to_v = ops.Linear(dim, dim)
-        self.to_out = [ops.Linear(dim, dim)]
-        self.norm_q = head_norm(config)
-        self.norm_k = head_norm(config)
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
+        super().__init__(config.dim, config.attention_head_dim, partial(head_norm, config))
 
     def __call__(self, x: Array) -> Array:
         """[B L C] -> [B L C]."""
-        v = self.attend.values(self.heads(self.to_v(x)))
-        q, k = self.norm_q(self.heads(self.to_q(x))), self.norm_k(self.heads(self.to_k(x)))
-        return self.to_out[0](self.attend(q, k, v))
+        return self.to_out[0](self.attend(self.queries(x), self.keys(x), self.values(x)))
 
 
 class JointAttention(SelfAttention):
@@ -111,8 +102,8 @@ class JointAttention(SelfAttention):
         """Attend over both streams, img [B L C] and txt [B S C], and keep their shapes. The image comes first in the
         joint sequence."""
         v = self.attend.values(self.heads(ops.joined_linears(self.to_v, img, self.add_v_proj, txt)))
-        img_q, txt_q = self.norm_q(self.heads(self.to_q(img))), self.norm_added_q(self.heads(self.add_q_proj(txt)))
-        img_k, txt_k = self.norm_k(self.heads(self.to_k(img))), self.norm_added_k(self.heads(self.add_k_proj(txt)))
+        img_q, txt_q = self.queries(img), self.norm_added_q(self.heads(self.add_q_proj(txt)))
+        img_k, txt_k = self.keys(img), self.norm_added_k(self.heads(self.add_k_proj(txt)))
 
         q, k = ops.joined(img_q, txt_q, v.dtype), ops.joined(img_k, txt_k, v.dtype)
         out = self.attend(q, k, v, text_last=True)
@@ -241,7 +232,7 @@ class Runner(LoadedNetwork[SD3Config, SD3Transformer]):
     def modulate(self, features: NumpyArray, pooled: Sequence[NumpyArray]) -> Modulation:
         """Return the rows of every block for sinusoids of times [T 256] and each of `pooled`, texts [1 P]. Each block's
         weights are read, used and freed in turn."""
-        times, *texts = (ops.table(values, self.table_dtype) for values in (features, *pooled))
+        times, *texts = (self.table(values) for values in (features, *pooled))
         embed = self.model.time_text_embed
         briefly = partial(load.briefly, self.model, self.plan)
         temb = briefly("time_text_embed.", lambda: mx.concatenate([embed(times, text) for text in texts], axis=0))
@@ -258,7 +249,7 @@ class Runner(LoadedNetwork[SD3Config, SD3Transformer]):
     def condition(self, text: NumpyArray, grid: tuple[int, int], skip_layers: tuple[int, ...] = ()) -> Condition:
         """Prepare text states [1 S 4096] for an image of `grid` rows and columns of tokens. `skip_layers`: the numbers
         of blocks that are left out."""
-        states = ops.table(text, self.table_dtype)
+        states = self.table(text)
         return Condition(ops.eval(self.model.context(states)), self._positions(grid), skip_layers)
 
     @ops.computes
@@ -276,4 +267,4 @@ class Runner(LoadedNetwork[SD3Config, SD3Transformer]):
         ids = sd3_conditioning.window(self.config, *grid)
         if TABLE in self.plan.entries:
             return ops.eval(self.model.pos_embed.pos_embed(ops.placed(ids)))
-        return ops.table(sd3_conditioning.positions(self.config, ids), self.table_dtype)
+        return self.table(sd3_conditioning.positions(self.config, ids))

@@ -375,8 +375,8 @@ class Runner(LoadedNetwork[UNetConfig, UNetModel]):
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
         """Return the condition for text states [B S C], and pooled text and sinusoids of the sizes [B A]."""
-        extra = None if addition is None else ops.table(addition, self.table_dtype)
-        return Condition(self.model.context(ops.table(texts, self.table_dtype)), extra, len(texts))
+        extra = None if addition is None else self.table(addition)
+        return Condition(self.model.context(self.table(texts)), extra, len(texts))
 
     @ops.computes
     def with_pictures(self, condition: Condition, pictures: Sequence[Pictures], rows: Sequence[int]) -> Condition:
@@ -398,7 +398,7 @@ class Runner(LoadedNetwork[UNetConfig, UNetModel]):
             if weight is not None:
                 k, v = (mx.concatenate([part[row : row + 1] for row in rows], axis=0) for part in one.pairs[number])
                 k, v = (ops.stream(part.reshape(*part.shape[:2], keys.shape[2], -1), keys.dtype) for part in (k, v))
-                more.append((k, v, ops.table(weight, self.table_dtype)))
+                more.append((k, v, self.table(weight)))
         return (keys, values, *more)
 
     @ops.computes
@@ -407,7 +407,7 @@ class Runner(LoadedNetwork[UNetConfig, UNetModel]):
     ) -> Array:
         """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time. control:
         the changes of each ControlNet."""
-        latents, features = ops.repeated(x, condition.branches), ops.table(step, self.table_dtype)
+        latents, features = ops.repeated(x, condition.branches), self.table(step)
         changes = together(control) if control else None
         prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition, changes)
         return images.to_bchw(ops.at_least_float32(prediction))

@@ -110,11 +110,11 @@ class Runner(ControlRunner[UNetControlNetUnionConfig, UNetControlNetUnion]):
         """Prepare text states [N S C] and the pixels of pictures, each [1 3 H W], in the order of the pipeline, once.
         extra: as for a ControlNet, and the kind of each picture and sinusoids of 0 or 1 for each kind [1 K]."""
         rows, branches, kinds, flags = extra
-        addition = None if rows is None else ops.table(rows, self.table_dtype)
-        context = self.model.context(ops.table(texts, self.table_dtype))
+        addition = None if rows is None else self.table(rows)
+        context = self.model.context(self.table(texts))
         seen = [self.embedded(picture, context) for picture in pictures]
         numbers = ops.placed(kinds)
-        embedding = self.model.control_add_embedding(ops.table(flags, self.table_dtype))
+        embedding = self.model.control_add_embedding(self.table(flags))
         return Condition(context, addition, seen[0], len(texts), branches, seen, numbers, embedding)
 
     @ops.computes

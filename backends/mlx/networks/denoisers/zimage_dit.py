@@ -63,16 +63,6 @@ class TimestepEmbedder(mlx.nn.Module):
         return self.mlp[2](ops.silu(self.mlp[0](features)))
 
 
-class Attention(RotaryAttention):
-    def __init__(self, config: BlockSizes):
-        super().__init__(config.dim, config.head_dim, QK_EPS, bias=False, kv_dim=config.kv_dim)
-        self.to_out = [ops.Linear(config.dim, config.dim, bias=False)]
-
-    def __call__(self, x: Array, rope: Array) -> Array:
-        """[B L C] -> [B L C]."""
-        return self.to_out[0](self.attended(x, rope, text_last=True))
-
-
 class FeedForward(mlx.nn.Module):
     def __init__(self, config: BlockSizes):
         super().__init__()
@@ -89,7 +79,7 @@ class BlockLayers(mlx.nn.Module):
 
     def __init__(self, config: BlockSizes):
         super().__init__()
-        self.attention = Attention(config)
+        self.attention = RotaryAttention(config.dim, config.head_dim, QK_EPS, bias=False, kv_dim=config.kv_dim)
         self.feed_forward = FeedForward(config)
         self.attention_norm1 = ops.RMSNorm(config.dim, config.norm_eps)
         self.attention_norm2 = ops.RMSNorm(config.dim, config.norm_eps)
@@ -102,7 +92,7 @@ class ContextBlock(BlockLayers):
 
     def __call__(self, x: Array, rope: Array) -> Array:
         """[B S C] -> [B S C]."""
-        x = ops.add(x, self.attention_norm2(self.attention(self.attention_norm1(x), rope)))
+        x = ops.add(x, self.attention_norm2(self.attention(self.attention_norm1(x), rope, text_last=True)))
         return ops.add(x, self.ffn_norm2(self.feed_forward(self.ffn_norm1(x))))
 
 
@@ -118,7 +108,7 @@ class ModulatedBlock(BlockLayers):
         scale1, gate1, scale2, gate2 = ops.chunks(self.adaLN_modulation[0](temb), 4, None)
         dtype = self.attention.to_q.dtype
 
-        update = self.attention(ops.scaled(self.attention_norm1(x), scale1, dtype), rope)
+        update = self.attention(ops.scaled(self.attention_norm1(x), scale1, dtype), rope, text_last=True)
         x = ops.gated(x, ops.tanh(gate1), self.attention_norm2(update))
 
         update = self.feed_forward(ops.scaled(self.ffn_norm1(x), scale2, dtype))
@@ -225,7 +215,7 @@ class Runner(LoadedNetwork[ZImageConfig, ZImageTransformer]):
         """Prepare text states [1 S' 2560] for an image of `grid` rows and columns of tokens."""
         length, tokens = text.shape[1], grid[0] * grid[1]
         tables = zimage_conditioning.image_and_text_rope(self.config, *grid, length)
-        img, txt = (ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table)) for table in tables)
+        img, txt = map(self.rope, tables)
         img = self.model.tokens.rows(img)
         return Condition(
             txt=ops.eval(self.model.context(text, self._pads(length), txt)),
@@ -239,7 +229,7 @@ class Runner(LoadedNetwork[ZImageConfig, ZImageTransformer]):
         self, x: Array, step: NumpyArray, condition: Condition, control: Sequence[PictureControl] | None = None
     ) -> Array:
         """Predict the negative velocity [1 L' C] in float32 for packed latents x [1 L' C] and sinusoids of the time."""
-        features = ops.table(step, self.table_dtype)
+        features = self.table(step)
         fixed = condition.txt, condition.pads, condition.img_rope, condition.rope
         result = self.model(x, features, *fixed, *(() if control is None else (control,)))
         return ops.at_least_float32(result)

@@ -105,15 +105,7 @@ class Runner(LoadedNetwork[ConditionerConfig, TextConditioner]):
     @ops.computes
     def encode(self, ids: Sequence[int], states: NumpyArray) -> Array:
         """Make text [1 M C] of T5's ids of one prompt and its states [1 S C'], filled up with zeros, evaluated."""
-        text = self.model(
-            ops.placed([list(ids)]),
-            ops.table(states, self.table_dtype),
-            self.rope(len(ids)),
-            self.rope(states.shape[1]),
-        )
+        tables = (anima_conditioner.table(self.config, length) for length in (len(ids), states.shape[1]))
+        ropes = (tuple(map(self.table, table)) for table in tables)
+        text = self.model(ops.placed([list(ids)]), self.table(states), *ropes)
         return ops.eval(ops.pad_tokens(text, max(len(ids), self.config.min_sequence_length)))
-
-    def rope(self, length: int) -> Pair:
-        """Return the tables [S D/2] for `length` tokens."""
-        cos, sin = anima_conditioner.table(self.config, length)
-        return ops.table(cos, self.table_dtype), ops.table(sin, self.table_dtype)

@@ -154,7 +154,7 @@ class Runner(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
         """Encode chunks of ids [N S] to states [N S C] and pooled vectors [N P], with the `vectors` at their places."""
         ends = [eos_position(self.config, chunk) for chunk in ids]
         rows = ops.placed([list(chunk) for chunk in ids])
-        added = None if vectors is None else ops.table(vectors, self.table_dtype)
+        added = None if vectors is None else self.table(vectors)
         mask = None
         if self.config.masks_padding:
             mask = ops.placed([[[[place <= end for place in range(len(ids[0]))]]] for end in ends])

@@ -77,4 +77,4 @@ class Runner(LoadedNetwork[CLIPVisionConfig, CLIPVisionEncoder]):
     def encode(self, patches: NumpyArray) -> tuple[Array, Array]:
         """Encode the patches of pictures [B L values] to embeddings [B P] and the states before the last layer
         [B 1+L C]."""
-        return self.model(ops.table(patches, self.table_dtype))
+        return self.model(self.table(patches))

@@ -145,5 +145,5 @@ class Runner(LoadedNetwork[IPAdapterConfig, IPAdapter]):
     def pairs(self, features: NumpyArray, empty: NumpyArray) -> list[tuple[Array, Array]]:
         """Return keys and values [2 N*T C] in each cross attention, in the order of the file, for the features of N
         pictures and of an empty one; the second row is of the empty one. Evaluated."""
-        made = (ops.table(one, self.table_dtype) for one in (features, empty))
+        made = (self.table(one) for one in (features, empty))
         return [(ops.eval(k), ops.eval(v)) for k, v in self.model(*made)]

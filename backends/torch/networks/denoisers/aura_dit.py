@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.networks.denoisers import diffusion_transformer
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair, TimestepEmbedding
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.backends.torch.ops import images
@@ -71,21 +72,11 @@ class FeedForward(torch.nn.Module):
         return self.out_projection(ops.swiglu(self.linear_1(x), self.linear_2(x)))
 
 
-class Attention(torch.nn.Module):
+class Attention(diffusion_transformer.Attention):
     """Attention over one stream."""
 
     def __init__(self, config: AuraConfig):
-        super().__init__()
-        dim, self.head_dim = config.dim, config.attention_head_dim
-        self.to_q = ops.Linear(dim, dim, bias=False)
-        self.to_k = ops.Linear(dim, dim, bias=False)
-        self.to_v = ops.Linear(dim, dim, bias=False)
-        self.to_out = torch.nn.ModuleList([ops.Linear(dim, dim, bias=False)])
-        self.attend = ops.Attend()
-
-    def heads(self, x: Tensor) -> Tensor:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
+        super().__init__(config.dim, config.attention_head_dim, bias=False)
 
     def normed(self, x: Tensor) -> Tensor:
         """Return queries or keys with the norm of each head, in float32: [B L C] -> [B L H D]."""
@@ -93,8 +84,7 @@ class Attention(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B L C] -> [B L C]. Text comes first."""
-        v = self.attend.values(self.heads(self.to_v(x)))
-        return self.to_out[0](self.attend(self.normed(self.to_q(x)), self.normed(self.to_k(x)), v))
+        return self.to_out[0](self.attend(self.normed(self.to_q(x)), self.normed(self.to_k(x)), self.values(x)))
 
 
 class JointAttention(Attention):
@@ -263,7 +253,7 @@ class Runner(LoadedNetwork[AuraConfig, AuraTransformer]):
     def modulate(self, features: NumpyArray) -> Modulation:
         """Return the rows of every block and of the head for sinusoids of times [T 256]. Each block's weights are read,
         used and freed in turn."""
-        times = ops.table(features, self.table_dtype, self.device)
+        times = self.table(features)
         briefly = partial(load.briefly, self.model, self.plan, self.device)
         temb = briefly("time_step_proj.", lambda: self.model.time_step_proj(times))
         final = briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))

@@ -7,18 +7,17 @@ condition come ready from `context`, since they depend on no step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.denoisers import diffusion_transformer
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair, kept, with_known
-from qwenimg.backends.torch.networks.loaded import LoadedNetwork
+from qwenimg.backends.torch.networks.loaded import ImageDenoiser
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers.cascade_unet import NORM_EPS, WIDER, CascadeConfig, Level
-from qwenimg.common.runtime.engine import NumpyArray
 
 # Keys and values of the condition for each block of a level; None for a block without attention
 Context = list[Pair | None]
@@ -65,34 +64,21 @@ class TimestepBlock(torch.nn.Module):
         return ops.modulated(x, rows[..., width:], rows[..., :width], x.dtype)
 
 
-class Attention(torch.nn.Module):
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.to_q = ops.Linear(width, width)
-        self.to_k = ops.Linear(width, width)
-        self.to_v = ops.Linear(width, width)
-        self.to_out = torch.nn.ModuleList([ops.Linear(width, width)])
-        self.attend = ops.Attend()
-
-    def split(self, x: Tensor) -> Tensor:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], self.heads, -1)
-
+class Attention(diffusion_transformer.Attention):
     def pair(self, x: Tensor) -> Pair:
         """Return keys and values [B L H D] of [B L C]."""
-        return self.split(self.to_k(x)), self.attend.values(self.split(self.to_v(x)))
+        return self.keys(x), self.values(x)
 
     def forward(self, x: Tensor, context: Pair) -> Tensor:
         """Attend from x [B L C] to itself, and to keys and values [B S H D]: [B L C]."""
         k, v = with_known(self.attend, *self.pair(x), context)
-        return self.to_out[0](self.attend(self.split(self.to_q(x)), k, v))
+        return self.to_out[0](self.attend(self.queries(x), k, v))
 
 
 class AttnBlock(torch.nn.Module):
     def __init__(self, config: CascadeConfig, width: int, heads: int):
         super().__init__()
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, width // heads)
         self.kv_mapper = torch.nn.ModuleList([torch.nn.Identity(), ops.Linear(config.conditioning_dim, width)])
 
     def context(self, text: Tensor) -> Pair:
@@ -273,13 +259,7 @@ class CascadeUNet(torch.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    context: list[Context]
-    added: Tensor | None
-
-
-class Runner(LoadedNetwork[CascadeConfig, CascadeUNet]):
+class Runner(ImageDenoiser[CascadeConfig, CascadeUNet]):
     network, role = CascadeUNet, "transformer"
 
     @ops.computes
@@ -289,17 +269,9 @@ class Runner(LoadedNetwork[CascadeConfig, CascadeUNet]):
         text: Tensor | None = None,
         embedding: Tensor | None = None,
         grid: tuple[int, int] = (0, 0),
-    ) -> Condition:
+    ) -> tuple[list[Context], Tensor | None]:
         """Prepare the pooled vector [1 P] of a text, and for the prior its states [1 S C]; for the decoder the
         embedding [1 E h w] of the image, in the order of the pipeline, for `grid` rows and columns of tokens."""
         added = None if embedding is None else self.model.added(images.from_bchw(embedding), *grid)
         context = ops.eval(self.model.context(pooled, text))
-        return Condition(context, added if added is None else ops.eval(added))
-
-    @ops.computes
-    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
-        """Predict the noise [1 C h w] in float32 for scaled latents x [1 C h w], both in the order of the pipeline, and
-        sinusoids of the time."""
-        time = ops.table(step, self.table_dtype, self.device)
-        made = self.model(images.from_bchw(x), time, condition.context, condition.added)
-        return images.to_bchw(ops.at_least_float32(made))
+        return context, added if added is None else ops.eval(added)

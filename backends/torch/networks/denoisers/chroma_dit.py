@@ -46,7 +46,7 @@ class Runner(TransformerRunner[ChromaConfig, ChromaTransformer]):
     def modulate(self, features: NumpyArray) -> Modulation:
         """Return the rows of every block and of the head for the features [T N channels] of times. The approximator is
         read, used and freed."""
-        rows = ops.table(features, self.table_dtype, self.device)
+        rows = self.table(features)
         approximator = self.model.distilled_guidance_layer
         made = self.briefly(APPROXIMATOR, lambda: torch.cat([approximator(one)[None] for one in rows], dim=0))
         config = self.config

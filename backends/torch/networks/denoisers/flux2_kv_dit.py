@@ -149,13 +149,11 @@ class Runner(LoadedNetwork[Flux2Config, Flux2KVTransformer]):
         predictions, or made again for each."""
         grids, references = images
         tables = flux2_conditioning.image_and_text_rope(self.config, grids, text.shape[1])
-        img, txt = (
-            ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
-        )
+        img, txt = map(self.rope, tables)
         rows, columns = grids[0]
         tokens = self.model.x_embedder(torch.cat(list(references), dim=1)) if references else None
         still = flux2_conditioning.time_rows(self.config, 0.0, "float32")
-        mods = self.model.still(ops.table(still, self.table_dtype, self.device))
+        mods = self.model.still(self.table(still))
         return Condition(
             txt=self.model.context(text),
             references=(None if tokens is None else ops.stream(tokens, self.model.stream), mods),
@@ -167,7 +165,7 @@ class Runner(LoadedNetwork[Flux2Config, Flux2KVTransformer]):
     def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
         """Predict the velocity [1 L C] in float32 for packed latents x [1 L C] and sinusoids of the step
         (`flux2_conditioning.time_rows`)."""
-        features, one = ops.table(step, self.table_dtype, self.device), condition
+        features, one = self.table(step), condition
         keeps = one.keeps and not one.known
         velocity, pairs = self.model(x, features, one.txt, one.references, one.ropes, one.known, keeps)
         one.known.extend(pairs)

@@ -32,23 +32,13 @@ Ropes = tuple[Tensor, Tensor, Tensor]
 # Layers
 
 
-class SelfAttention(RotaryAttention):
-    def __init__(self, config: Flux3Config):
-        super().__init__(config.dim, config.attention_head_dim, config.eps, bias=False)
-        self.to_out = torch.nn.ModuleList([ops.Linear(config.dim, config.dim, bias=False)])
-
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
-        """[B L C] -> [B L C]."""
-        return self.to_out[0](self.attended(x, rope))
-
-
 class ParallelBlock(torch.nn.Module):
     """A block that computes attention and feed-forward side by side."""
 
     def __init__(self, config: Flux3Config):
         super().__init__()
         self.eps = config.eps
-        self.attn = SelfAttention(config)
+        self.attn = RotaryAttention(config.dim, config.attention_head_dim, config.eps, bias=False)
         self.ff = GatedFeedForward(config.dim, config.hidden)
 
     def update(self, x: Tensor, rope: Tensor) -> Tensor:
@@ -200,9 +190,7 @@ class Runner(LoadedNetwork[Flux3Config, Flux3Transformer]):
         the packed latents [1 R C] of the references."""
         grids, references = images
         tables = flux3_conditioning.tables(self.config, grids, text.shape[1])
-        img, txt, ref = (
-            ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
-        )
+        img, txt, ref = map(self.rope, tables)
         model, rows = self.model, np.repeat([0, 1], [text.shape[1], ref.shape[0]])
         tokens = model.x_embedders.image_cond(torch.cat(list(references), dim=1)) if references else None
         return Condition(
@@ -216,6 +204,6 @@ class Runner(LoadedNetwork[Flux3Config, Flux3Transformer]):
     def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
         """Predict the velocity [1 L C] in float32 for packed latents x [1 L C] and sinusoids of the step
         (`flux3_conditioning.time_rows`)."""
-        features = ops.table(step, self.table_dtype, self.device)
+        features = self.table(step)
         text, seen = condition.txt, condition.references
         return ops.at_least_float32(self.model(x, features, text, seen, condition.rope, condition.index))

@@ -5,19 +5,20 @@ B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribut
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.denoisers import diffusion_transformer
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
     FeedForward,
     FinalNorm,
     TimestepEmbedding,
     without_variance,
 )
-from qwenimg.backends.torch.networks.loaded import LoadedNetwork
+from qwenimg.backends.torch.networks.loaded import ImageDenoiser
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers import hunyuan_conditioning
 from qwenimg.common.networks.denoisers.hunyuan_dit import (
@@ -105,22 +106,11 @@ class ShiftedNorm(torch.nn.Module):
         return ops.add(ops.at_least_float32(self.norm(x)), self.linear(mod)[:, None])
 
 
-class Attention(torch.nn.Module):
+class Attention(diffusion_transformer.Attention):
     def __init__(self, config: HunyuanConfig, seen: int):
         """seen: the width of the tokens that it attends to."""
-        super().__init__()
-        dim, self.head_dim = config.dim, config.attention_head_dim
-        self.to_q = ops.Linear(dim, dim)
-        self.to_k = ops.Linear(seen, dim)
-        self.to_v = ops.Linear(seen, dim)
-        self.norm_q = ops.LayerNorm(self.head_dim, QK_EPS)
-        self.norm_k = ops.LayerNorm(self.head_dim, QK_EPS)
-        self.to_out = torch.nn.ModuleList([ops.Linear(dim, dim)])
-        self.attend = ops.Attend()
-
-    def heads(self, x: Tensor) -> Tensor:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
+        head_dim = config.attention_head_dim
+        super().__init__(config.dim, head_dim, partial(ops.LayerNorm, head_dim, QK_EPS), seen=seen)
 
     def rotated(self, x: Tensor, rope: Tensor, dtype: torch.dtype) -> Tensor:
         return ops.rotate_pairs(ops.at_least_float32(x), rope, dtype)
@@ -128,9 +118,8 @@ class Attention(torch.nn.Module):
     def forward(self, x: Tensor, rope: Tensor, text: Tensor | None = None) -> Tensor:
         """Attend from x [B L C] to itself, or to the text [B S C']: [B L C]. Keys of the text are not rotated."""
         seen = x if text is None else text
-        v = self.attend.values(self.heads(self.to_v(seen)))
-        q = self.rotated(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
-        k = self.norm_k(self.heads(self.to_k(seen)))
+        v, k = self.values(seen), self.keys(seen)
+        q = self.rotated(self.queries(x), rope, v.dtype)
         k = self.rotated(k, rope, v.dtype) if text is None else k
         return self.to_out[0](self.attend(q, k, v))
 
@@ -206,32 +195,16 @@ class HunyuanTransformer(torch.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    extra: Tensor
-    text: Tensor
-    rope: Tensor
-
-
-class Runner(LoadedNetwork[HunyuanConfig, HunyuanTransformer]):
+class Runner(ImageDenoiser[HunyuanConfig, HunyuanTransformer]):
     network, role = HunyuanTransformer, "transformer"
 
     @ops.computes
     def condition(
         self, bert: Tensor, t5: Tensor, words: int, grid: tuple[int, int], sizes: NumpyArray | None = None
-    ) -> Condition:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Prepare BERT's states [1 S' C'], and T5's [1 S C''] of which the first `words` are words, for an image of
         `grid` rows and columns of tokens; sizes [1 6*256]: sinusoids, for a model that sees them."""
-        tables = hunyuan_conditioning.rope(self.config, grid)
-        rope = ops.rope_freqs(*(ops.table(one, self.table_dtype, self.device) for one in tables))
-        given = None if sizes is None else ops.table(sizes, self.table_dtype, self.device)
+        rope = self.rope(hunyuan_conditioning.rope(self.config, grid))
+        given = None if sizes is None else self.table(sizes)
         extra = ops.eval(self.model.time_extra_emb.extra(t5, given))
-        return Condition(extra, ops.eval(self.model.text(bert, t5, words)), rope)
-
-    @ops.computes
-    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
-        """Predict v [1 C h w] in float32 for scaled latents x [1 C h w], both in the order of the pipeline, and
-        sinusoids of the time."""
-        features = ops.table(step, self.table_dtype, self.device)
-        fixed = condition.extra, condition.text, condition.rope
-        return images.to_bchw(ops.at_least_float32(self.model(images.from_bchw(x), features, *fixed)))
+        return extra, ops.eval(self.model.text(bert, t5, words)), rope

@@ -6,20 +6,17 @@ manifest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import TimestepEmbedding
 from qwenimg.backends.torch.networks.denoisers.zimage_dit import ContextBlock, FinalLayer, TransformerBlock
-from qwenimg.backends.torch.networks.loaded import LoadedNetwork
+from qwenimg.backends.torch.networks.loaded import ImageDenoiser
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers import lumina_conditioning
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, TIME_CHANNELS
-from qwenimg.common.runtime.engine import NumpyArray
 
 # Model
 
@@ -72,29 +69,12 @@ class LuminaTransformer(torch.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    txt: Tensor
-    img_rope: Tensor
-    rope: Tensor
-
-
-class Runner(LoadedNetwork[LuminaConfig, LuminaTransformer]):
+class Runner(ImageDenoiser[LuminaConfig, LuminaTransformer]):
     network, role = LuminaTransformer, "transformer"
 
     @ops.computes
-    def condition(self, text: Tensor, grid: tuple[int, int]) -> Condition:
+    def condition(self, text: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Prepare text states [1 S 2304] for an image of `grid` rows and columns of tokens."""
         tables = lumina_conditioning.image_and_text_rope(self.config, *grid, text.shape[1])
-        img, txt = (
-            ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
-        )
-        return Condition(ops.eval(self.model.context(text, txt)), img, torch.cat((img, txt), dim=0))
-
-    @ops.computes
-    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
-        """Predict the negative velocity [1 C h w] in float32 for latents x [1 C h w], both in the order of the
-        pipeline, and sinusoids of the time."""
-        features = ops.table(step, self.table_dtype, self.device)
-        fixed = condition.txt, condition.img_rope, condition.rope
-        return images.to_bchw(ops.at_least_float32(self.model(images.from_bchw(x), features, *fixed)))
+        img, txt = map(self.rope, tables)
+        return ops.eval(self.model.context(text, txt)), img, torch.cat((img, txt), dim=0)

@@ -51,10 +51,6 @@ class TextProjection(torch.nn.Module):
 
 
 class Attention(RotaryAttention):
-    def __init__(self, config: Qwen21Config):
-        super().__init__(config.dim, config.attention_head_dim, config.eps, bias=False)
-        self.to_out = torch.nn.ModuleList([ops.Linear(config.dim, config.dim, bias=False)])
-
     def image(self, x: Tensor, rope: Tensor, before: Pair) -> Tensor:
         """Attend from image tokens [B L C] to all tokens. before: keys and values [B P H D] before them."""
         q, k, v = self.projected(x, rope)
@@ -84,7 +80,7 @@ class TransformerBlock(torch.nn.Module):
     def __init__(self, config: Qwen21Config):
         super().__init__()
         self.eps = config.eps
-        self.attn = Attention(config)
+        self.attn = Attention(config.dim, config.attention_head_dim, config.eps, bias=False)
         self.img_mlp = GatedFeedForward(config)
 
     def forward(
@@ -197,11 +193,8 @@ class Runner(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
         this are kept between predictions, or made again for each."""
         grid, places, references = images
         layout = qwen21_conditioning.layout(text.shape[1], places, grid)
-        img, txt = (
-            ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table))
-            for table in qwen21_conditioning.tables(self.config, layout)
-        )
-        still = ops.table(qwen21_conditioning.time_row(0.0, "float32"), self.table_dtype, self.device)
+        img, txt = map(self.rope, qwen21_conditioning.tables(self.config, layout))
+        still = self.table(qwen21_conditioning.time_row(0.0, "float32"))
         mod = self.model.modulation[1](self.model.time_text_embed(still))
         context = ops.eval((self.model.start(text, places, references), mod))
         return Condition(context=context, ropes=(img, txt), runs=layout.runs, keeps=keeps)
@@ -210,7 +203,7 @@ class Runner(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
     def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
         """Predict the velocity [1 L channels] in float32 for latent tokens x [1 L channels] and the sinusoid of the
         time."""
-        features, one = ops.table(step, self.table_dtype, self.device), condition
+        features, one = self.table(step), condition
         keeps = one.keeps and not one.known
         velocity, pairs = self.model(x, features, one.context, one.ropes, one.runs, one.known, keeps)
         one.known.extend(ops.eval(pairs))

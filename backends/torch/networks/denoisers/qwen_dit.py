@@ -168,7 +168,7 @@ class Runner(LoadedNetwork[QwenDiTConfig, QwenImageTransformer]):
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
         """Return the rows of every block for sinusoids [T 256] (`qwen_conditioning.time_rows`). Each block's weights
         are read, used and freed in turn."""
-        rows = ops.table(features, self.table_dtype, self.device)
+        rows = self.table(features)
         chosen = ops.placed([addition], self.device)
         briefly = partial(load.briefly, self.model, self.plan, self.device)
         temb = briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
@@ -183,7 +183,7 @@ class Runner(LoadedNetwork[QwenDiTConfig, QwenImageTransformer]):
         longest = max(lengths)
         padded = [ops.pad_tokens(text, longest) for text in texts]
         tables = qwen_conditioning.image_and_text_rope(self.config, shapes, longest)
-        img, txt = ([ops.table(part, self.table_dtype, self.device) for part in pair] for pair in tables)
+        img, txt = ([self.table(part) for part in pair] for pair in tables)
         mask = qwen_conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
         index = qwen_conditioning.zero_index(self.config, shapes)
         rows = self.model.tokens.rows

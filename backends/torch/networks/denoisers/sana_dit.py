@@ -6,7 +6,6 @@ and values of the text come ready from `context`, since they depend on no step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,12 +18,11 @@ from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
     TimestepEmbedding,
     kept,
 )
-from qwenimg.backends.torch.networks.loaded import LoadedNetwork
+from qwenimg.backends.torch.networks.loaded import ImageDenoiser
 from qwenimg.backends.torch.networks.mbconv import GatedConv
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers import sana_conditioning
 from qwenimg.common.networks.denoisers.sana_dit import NORM_EPS, QK_EPS, TIME_CHANNELS, SanaConfig
-from qwenimg.common.runtime.engine import NumpyArray
 
 # Layers
 
@@ -185,26 +183,12 @@ class SanaTransformer(torch.nn.Module):
 # Runner
 
 
-@dataclass(frozen=True)
-class Condition:
-    context: list[Pair]
-    positions: Tensor | None
-
-
-class Runner(LoadedNetwork[SanaConfig, SanaTransformer]):
+class Runner(ImageDenoiser[SanaConfig, SanaTransformer]):
     network, role = SanaTransformer, "transformer"
 
     @ops.computes
-    def condition(self, text: Tensor, grid: tuple[int, int]) -> Condition:
+    def condition(self, text: Tensor, grid: tuple[int, int]) -> tuple[list[Pair], Tensor | None]:
         """Prepare text states [1 S T] for an image of `grid` rows and columns of tokens."""
         table = sana_conditioning.positions(self.config, *grid)
-        positions = None if table is None else ops.table(table, self.table_dtype, self.device)
-        return Condition(ops.eval(self.model.context(text)), positions)
-
-    @ops.computes
-    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
-        """Predict the velocity [1 C h w] in float32 for latents x [1 C h w], both in the order of the pipeline, and
-        sinusoids of the time, and of guidance."""
-        features = ops.table(step, self.table_dtype, self.device)
-        made = self.model(images.from_bchw(x), features, condition.context, condition.positions)
-        return images.to_bchw(ops.at_least_float32(made))
+        positions = None if table is None else self.table(table)
+        return ops.eval(self.model.context(text)), positions

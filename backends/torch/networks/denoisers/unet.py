@@ -373,8 +373,8 @@ class Runner(LoadedNetwork[UNetConfig, UNetModel]):
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
         """Return the condition for text states [B S C], and pooled text and sinusoids of the sizes [B A]."""
-        extra = None if addition is None else ops.table(addition, self.table_dtype, self.device)
-        return Condition(self.model.context(ops.table(texts, self.table_dtype, self.device)), extra, len(texts))
+        extra = None if addition is None else self.table(addition)
+        return Condition(self.model.context(self.table(texts)), extra, len(texts))
 
     @ops.computes
     def with_pictures(self, condition: Condition, pictures: Sequence[Pictures], rows: Sequence[int]) -> Condition:
@@ -396,7 +396,7 @@ class Runner(LoadedNetwork[UNetConfig, UNetModel]):
             if weight is not None:
                 k, v = (torch.cat([part[row : row + 1] for row in rows], dim=0) for part in one.pairs[number])
                 k, v = (ops.stream(part.reshape(*part.shape[:2], keys.shape[2], -1), keys.dtype) for part in (k, v))
-                more.append((k, v, ops.table(weight, self.table_dtype, self.device)))
+                more.append((k, v, self.table(weight)))
         return (keys, values, *more)
 
     @ops.computes
@@ -405,7 +405,7 @@ class Runner(LoadedNetwork[UNetConfig, UNetModel]):
     ) -> Tensor:
         """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time. control:
         the changes of each ControlNet."""
-        latents, features = ops.repeated(x, condition.branches), ops.table(step, self.table_dtype, self.device)
+        latents, features = ops.repeated(x, condition.branches), self.table(step)
         changes = together(control) if control else None
         prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition, changes)
         return images.to_bchw(ops.at_least_float32(prediction))

@@ -113,7 +113,7 @@ class ControlRunner(LoadedNetwork[Config, Model]):
     ) -> Changes:
         """Return the scaled changes under an embedded picture [1 C h w]."""
         latents = ops.repeated(x[:, : self.config.in_channels], condition.controlled)
-        features = ops.table(step, self.table_dtype, self.device)
+        features = self.table(step)
         more = (condition.context, condition.addition, kinds)
         made = self.model(images.from_bchw(latents), features, picture, *more)
         sizes, count = iter(scales), condition.branches
@@ -137,8 +137,8 @@ class Runner(ControlRunner[UNetControlNetConfig, UNetControlNet]):
         pooled text and sinusoids of the sizes [N A], and B, the branches of the UNet: those after the first N get no
         changes."""
         rows, branches = extra
-        addition = None if rows is None else ops.table(rows, self.table_dtype, self.device)
-        context = self.model.context(ops.table(texts, self.table_dtype, self.device))
+        addition = None if rows is None else self.table(rows)
+        context = self.model.context(self.table(texts))
         return Condition(context, addition, self.embedded(picture, context), len(texts), branches)
 
     @ops.computes

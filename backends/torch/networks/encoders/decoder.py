@@ -16,9 +16,9 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.causal_form import PLAIN, CausalForm
-from qwenimg.common.networks.encoders.decoder import SILU, DecoderConfig, Table, table_at, text_table
+from qwenimg.common.networks.encoders.decoder import SILU, DecoderConfig, table_at, text_table
 from qwenimg.common.networks.encoders.vision_tower import PicturePlace
-from qwenimg.common.numbers.rope import picture_positions, text_at
+from qwenimg.common.numbers.rope import Table, picture_positions, text_at
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
@@ -310,7 +310,7 @@ class Writer(LoadedNetwork[Config, Model]):
         return cos, sin
 
     def _table(self, values: NumpyArray) -> Tensor:
-        return ops.table(values, self.table_dtype, self.device)
+        return self.table(values)
 
 
 class Runner(Writer[DecoderConfig, Decoder]):

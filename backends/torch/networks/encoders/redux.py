@@ -36,4 +36,4 @@ class Runner(LoadedNetwork[ReduxConfig, ReduxImageEncoder]):
     @ops.computes
     def tokens(self, states: NumpyArray) -> Tensor:
         """Return the text tokens [B L S] of pictures with these states [B L C]."""
-        return self.model(ops.table(states, self.table_dtype, self.device))
+        return self.model(self.table(states))

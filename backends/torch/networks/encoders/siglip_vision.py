@@ -65,4 +65,4 @@ class Runner(LoadedNetwork[SiglipVisionConfig, SiglipVisionEncoder]):
     @ops.computes
     def encode(self, patches: NumpyArray) -> Tensor:
         """Encode the patches of pictures [B L values] to states [B L C]."""
-        return self.model(ops.table(patches, self.table_dtype, self.device))
+        return self.model(self.table(patches))
