@@ -27,6 +27,8 @@ from qwenimg.common.weights.loras.lora_metadata import LoraBase
 from qwenimg.common.weights.loras.lora_names import Names
 from qwenimg.common.weights.loras.lora_writing import LayerName
 
+ONE_TEXT_ENCODER = frozenset({"transformer", "text_encoder", "vae", "tokenizer"})
+
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
     """Do nothing, for a family whose files are checked completely when they are opened."""
@@ -68,7 +70,8 @@ class Family:
     title: str
     pipelines: frozenset[str]  # class names in model_index.json
     refused: Mapping[str, str] = field(default_factory=dict)  # start of a class's name: why it is not supported
-    components: tuple[tuple[str, ...], ...]  # folders with weights: at least one of each group; the denoiser's first
+    # Folders with weights, at least one of each group, the denoiser's first; (): that of each of `parts`
+    components: tuple[tuple[str, ...], ...] = ()
     precision: DenoiserKind
     parts: Mapping[str, Network]  # the network of each part, the denoiser's first
     folders: Mapping[str, str] = field(default_factory=dict)  # of parts whose folder has another name
@@ -76,7 +79,7 @@ class Family:
     # Completes a known model without files from the folder of its published configurations
     published: Callable[[Checkpoint, Path], Checkpoint] = lambda checkpoint, folder: checkpoint
     fits: tuple[Fit, ...] = ()  # of its parts to each other
-    load_options: frozenset[str] = frozenset()  # those of `LoadOptions.of_files` that it takes
+    load_options: frozenset[str] = ONE_TEXT_ENCODER  # those of `LoadOptions.of_files` that it takes
     open: Callable[[Path, LoadOptions], Checkpoint]  # a folder in diffusers layout, or in another that it reads
     files: tuple[FamilyFile, ...] = ()  # the files that it reads; one is of the first kind that reads it
     # The known model that a transformer, a folder or file, is of; only for a family whose parts need no model's folder,
@@ -99,6 +102,9 @@ class Family:
     refiner: RefinerFiles | None = None
     training: TrainingRow | None = None  # None: its models learn no LoRAs
     prompt_writer: PromptWriterFiles | None = None  # a language model that was trained to rewrite its prompts
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "components", self.components or tuple((name,) for name in self.parts))
 
     @property
     def denoiser(self) -> str:

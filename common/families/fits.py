@@ -36,6 +36,8 @@ LATENTS = Fit(
     lambda configs: configs["transformer"].in_channels,
     lambda configs: [configs["vae"].latent_channels],
 )
+Z_LATENTS = Fit(LATENTS.words, LATENTS.taken, lambda configs: [configs["vae"].z_dim])
+"""The same by the name that Qwen-Image's VAEs have for it."""
 MADE_LATENTS = Fit(
     "the transformer makes {} channels, the VAE's latents have {}",
     lambda configs: configs["transformer"].out_channels,

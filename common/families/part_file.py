@@ -13,13 +13,14 @@ from qwenimg.common.base.text import shell_path
 from qwenimg.common.families.description import TYPE, Description, component_line, of_file, summary
 from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.families.load_options import Prediction
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import clip_names, language_names, qwen, t5_names
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae_names, kl_vae, kl_vae_names, qwen_vae, tiny_vae_names
-from qwenimg.common.parts import known_configs, tiny_vae, vae_files
+from qwenimg.common.parts import known_configs, merged_file, tiny_vae, vae_files
 from qwenimg.common.parts.components import renaming
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.texts import clip_files
@@ -157,6 +158,18 @@ class ModelFile:
 
     def describe_similar(self, header: Header) -> Description | None:
         return None
+
+
+def whole_model(title: str, opening: Opening, fits: Iterable[Fit], *, lacks: bool = False) -> ModelFile:
+    """Return the row of a model in one file, by the layouts of its transformer. lacks: True if a file is described that
+    lacks parts; else it is refused."""
+    return ModelFile(
+        title=title,
+        parts=(*opening.networks,),
+        is_in=lambda header: merged_file.is_model(header, opening.layouts["transformer"]),
+        open=opening.open_inside if lacks else opening.open_parts,
+        fits=fits,
+    )
 
 
 def tiny_vae_description(path: Path) -> Description:

@@ -6,9 +6,21 @@ channels come last.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
+
+
+class Packing(NamedTuple):
+    """Both directions between latents and the input of a transformer."""
+
+    pack: Callable[[NDArray[Any]], NDArray[Any]] = lambda latents: latents
+    unpack: Callable[[NDArray[Any]], NDArray[Any]] = lambda latents: latents
+
+
+AS_IMAGES = Packing()
 
 
 def pack(latents: NDArray[Any], *, channels_last: bool = False) -> NDArray[Any]:
@@ -46,6 +58,16 @@ def unpack(tokens: NDArray[Any], h: int, w: int, *, channels_last: bool = False)
     return x.reshape(B, C, h, w)
 
 
+def squares(h: int, w: int) -> Packing:
+    """Return the directions between latents [B C h w] and tokens of 2 x 2 latent pixels."""
+    return Packing(pack, partial(unpack, h=h, w=w))
+
+
+def patches(h: int, w: int) -> Packing:
+    """Return the directions between latents [B C h w], in patches already, and tokens."""
+    return Packing(tokens, partial(image, h=h, w=w))
+
+
 def pack_frames(latents: NDArray[Any]) -> NDArray[Any]:
     """Pack frames [F C h w] as tokens [1, F * h/2 * w/2, 4C], one frame after the other. Raises as `pack` does."""
     tokens = pack(latents)
@@ -56,3 +78,8 @@ def unpack_frames(tokens: NDArray[Any], frames: int, h: int, w: int) -> NDArray[
     """Unpack tokens [1, F * h/2 * w/2, 4C] to frames [F C h w], the inverse of `pack_frames`. Raises as `unpack`
     does."""
     return unpack(tokens.reshape(frames, -1, tokens.shape[-1]), h, w)
+
+
+def frames(count: int, h: int, w: int) -> Packing:
+    """Return the directions between frames [F C h w] and tokens of 2 x 2 latent pixels."""
+    return Packing(pack_frames, partial(unpack_frames, frames=count, h=h, w=w))

@@ -28,6 +28,23 @@ PLACES: Mapping[str, str] = {
     "scheduler": "sigmas and latents between steps",
 }
 
+ROTARY_PLACES: Mapping[str, str] = {
+    "rope": "RoPE tables, made in float64, and the rotation",
+    "rms_norm": "RMSNorm, gain included",
+    **PLACES,
+}
+
+
+def block_scales(attention: str, feed_forward: str, inputs: str = "to_[qkv]") -> Mapping[re.Pattern[str], float]:
+    """Return FLUX.2's factors under fp16, for the paths of the attentions of blocks with a dot behind them, of the
+    layers of feed-forwards, and of the attentions' first layers."""
+    return {
+        re.compile(rf"{attention}({inputs}|attend)"): 2.0**-3,
+        re.compile(rf"{attention}to_out\.0"): 2.0**-4,
+        re.compile(feed_forward): 2.0**-5,
+    }
+
+
 BASES = ("fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast", "fp16-plain")
 INT8 = "int8"  # lossy: a policy of every kind that no preset chooses, since nobody has measured it on a card
 _ALIASES = {

@@ -28,12 +28,11 @@ from qwenimg.common.families.flux2 import memory as flux2_memory
 from qwenimg.common.families.flux3 import memory as flux3_memory
 from qwenimg.common.families.hunyuan import memory as hunyuan_memory
 from qwenimg.common.families.krea2 import memory as krea2_memory
-from qwenimg.common.families.pixart import memory as pixart_memory
 from qwenimg.common.families.sana import memory as sana_memory
 from qwenimg.common.families.sd3 import memory as sd3_memory
 from qwenimg.common.families.z_image import memory
 from qwenimg.common.networks.network import import_network
-from qwenimg.common.parts import flux_blocks
+from qwenimg.common.parts import cross_blocks, flux_blocks
 from qwenimg.common.precision.machines import MACHINES
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights.plan import LoadPlan
@@ -253,7 +252,7 @@ LATER: dict[str, Callable[[Any], float]] = {  # operations of a branch by its pl
     "ernie-image-turbo": lambda config: ernie_memory.step_operations(config, 256 + 64),
     "krea-2-turbo": lambda config: krea2_memory.step_operations(config, 256 + 64),
     "auraflow": lambda config: auraflow_memory.step_operations(config, 256 + 256),
-    "pixart-sigma": lambda config: pixart_memory.step_operations(config, 256, 64),
+    "pixart-sigma": lambda config: cross_blocks.step_operations(config, 256, 64, keeps=False),
     "sana-1.5": lambda config: sana_memory.step_operations(config, 64, 64),
     "hunyuan-dit": lambda config: hunyuan_memory.step_operations(config, 256, 77 + 256),
 }

@@ -21,6 +21,8 @@ AT_IMPORT = {
     "each_picture": "a constant: a frozen dataclass",
     "fits.text_states": "a constant: a named tuple",
     "fits.patches": "a constant: a named tuple",
+    "whole_model": "a constant: a frozen dataclass",
+    "block_scales": "a table of constants",
     "ParamSpec": "a type",
     "found_once": "describes a function, whose results are kept",
     "ContextVar": "a name for what each context has of its own",

@@ -195,6 +195,7 @@ FAMILY = Family(
         prefers=("bf16",),
         keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"img_in\.")},
     ),
+    load_options=frozenset(),
     open=open_toy,
     models={"": ToyModel},
     defaults=lambda checkpoint: Defaults(width=32, height=24, steps=3, guidance=2.0, negative_prompt="dull"),

@@ -11,7 +11,7 @@ from qwenimg.common.base.config import model_index
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import tokenizers
+from qwenimg.common.families import fits, tokenizers
 from qwenimg.common.families.anima.known import BASE, SMALL_FILES, T5_TOKENIZER, TURBO, is_turbo
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.opening import Given, Opening, Source
@@ -31,8 +31,6 @@ from qwenimg.common.prompts import t5
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 
 CONDITIONER = "text_conditioner"
-
-
 NETWORKS: dict[str, Network] = {
     "transformer": anima_dit.NETWORK,
     "text_encoder": replace(qwen.QWEN3, stated={"taps": ()}),  # its states are those after the final norm
@@ -55,11 +53,7 @@ FITS = (
         lambda configs: configs["transformer"].text_embed_dim,
         lambda configs: [configs[CONDITIONER].target_dim],
     ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].z_dim],
-    ),
+    fits.Z_LATENTS,
 )
 
 

@@ -8,10 +8,10 @@ from qwenimg.common.families.anima.checkpoint import FITS, LAYOUTS, NETWORKS, OP
 from qwenimg.common.families.anima.known import BASE, LICENSE, TURBO, is_turbo
 from qwenimg.common.families.anima.model import Anima
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.part_file import QWEN3, QWEN_VAE, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import QWEN3, QWEN_VAE, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.parts import known_configs, merged_file
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.parts import known_configs
+from qwenimg.common.precision.precision import ROTARY_PLACES, DenoiserKind, block_scales
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -21,9 +21,7 @@ KIND = DenoiserKind(
         "final_norm": "norm_out, its modulation, proj_out; the prediction stays float32 for the sampler (switchable)",
         "modulation": "the embedding of the time, and the narrow layers of scale, shift and gate of all blocks",
         "residual": "the residual streams of transformer, text conditioner and text encoder, from patch_embed on",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "rms_norm": "RMSNorm, gain included",
-        **PLACES,
+        **ROTARY_PLACES,
     },
     prefers=("bf16", "fp16"),
     without_units="fp16-upcast",
@@ -32,11 +30,7 @@ KIND = DenoiserKind(
         "residual": re.compile(r"patch_embed\."),
         "modulation": re.compile(r"time_embed\.|transformer_blocks\.\d+\.norm\d\."),
     },
-    scales={
-        re.compile(r"transformer_blocks\.\d+\.attn\d\.(to_[qkv]|attend)"): 2.0**-3,
-        re.compile(r"transformer_blocks\.\d+\.attn\d\.to_out\.0"): 2.0**-4,
-        re.compile(r"transformer_blocks\.\d+\.ff\.net\.\d.*"): 2.0**-5,
-    },
+    scales=block_scales(r"transformer_blocks\.\d+\.attn\d\.", r"transformer_blocks\.\d+\.ff\.net\.\d.*"),
 )
 """Under fp16 the streams are float32, and products are scaled by FLUX.2's factors. Measured with random weights alone
 (latents of the tiny model 2e-3 off in fp16, 1.2e-2 in bf16): that says what arithmetic costs, and nothing about how
@@ -51,20 +45,12 @@ FAMILY = Family(
     name="anima",
     title="Anima",
     pipelines=frozenset({"AnimaModularPipeline"}),
-    components=(("transformer",), ("text_encoder",), ("text_conditioner",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="Anima",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, LAYOUTS["transformer"]),
-            open=OPENING.open_inside,
-            fits=FITS,
-        ),
+        whole_model("Anima", OPENING, FITS, lacks=True),
         PartFile(
             option="transformer",
             title="Anima's transformer",

@@ -4,7 +4,6 @@ tokens of the same prompt."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,6 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.parts.texts.states import PromptTexts, States
 from qwenimg.common.prompts.check import check_prompt
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
-from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
@@ -53,10 +51,6 @@ class AnimaTexts(PromptTexts[str]):
         end = self._queries.tokenizer.eos
         return Tokens((*words[:LIMIT],), (*queries[: LIMIT - 1], end), max(0, lost))
 
-    def states(self, prompts: Sequence[str]) -> list[Array]:
-        """Return the text of each prompt on the device."""
-        return [self.runtime.engine.array(text) for (text,) in self.arrays(prompts)]
-
     def shapes(self, key: str) -> list[Shape]:
         return [(1, self._length(len(self.fill(key).queries)), self.parts[1].config.target_dim)]
 
@@ -83,8 +77,8 @@ class AnimaTexts(PromptTexts[str]):
     def _stages(self, words: int, queries: int) -> list[Stage]:
         """Return the stages of the text encoder and of the text conditioner, for so many tokens."""
         encoder, conditioner = self.parts
-        made = self.stage(conditioner, 1, self._length(max(words, queries)))
-        return [self.stage(encoder, 1, words), replace(made, resident=RESIDENT)]
+        made = self.stage(conditioner, 1, self._length(max(words, queries)), resident=RESIDENT)
+        return [self.stage(encoder, 1, words), made]
 
     def encode(self, keys: Sequence[str]) -> Iterator[States]:
         """Encode all of `keys`, then make their texts one after the other, so that one network is open at a time."""
@@ -99,12 +93,8 @@ class AnimaTexts(PromptTexts[str]):
         """Return the states of a prompt [1 S C]; zeros of one token if it has none, which nothing sees."""
         if not words:
             return np.zeros((1, 1, self.parts[0].config.state_size), np.float32)
-        states = encoder.encode(words)
-        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(words))
-        return np.ascontiguousarray(self.runtime.engine.numpy(states), np.float32)
+        return self.computed(lambda: encoder.encode(words))
 
     def _conditioned(self, conditioner: Any, asked: tuple[Tokens, NDArray[np.float32]]) -> States:
         (_, queries, _), states = asked
-        text = conditioner.encode(queries, states)
-        self.runtime.check_finite(text, RESIDENT, "text", lambda: conditioner.encode(queries, states))
-        return (np.ascontiguousarray(self.runtime.engine.numpy(text), np.float32),)
+        return (self.computed(lambda: conditioner.encode(queries, states), RESIDENT),)

@@ -9,9 +9,9 @@ from qwenimg.common.families.auraflow.checkpoint import FITS, LAYOUTS, NETWORKS,
 from qwenimg.common.families.auraflow.known import of_name
 from qwenimg.common.families.auraflow.model import AuraFlow
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.part_file import UMT5, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import UMT5, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.parts import known_configs, merged_file, vae_files
+from qwenimg.common.parts import known_configs, vae_files
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 
@@ -41,20 +41,12 @@ FAMILY = Family(
     name="auraflow",
     title="AuraFlow",
     pipelines=frozenset({"AuraFlowPipeline"}),
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="AuraFlow",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, LAYOUTS["transformer"]),
-            open=OPENING.open_parts,
-            fits=FITS,
-        ),
+        whole_model("AuraFlow", OPENING, FITS),
         PartFile(option="transformer", title="AuraFlow's transformer", layouts=LAYOUTS["transformer"]),
         UMT5,
         PartFile(

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from qwenimg.common.families.auraflow import memory
 from qwenimg.common.families.auraflow.texts import AuraTexts
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.aura_conditioning import time_rows, window
 from qwenimg.common.networks.denoisers.aura_dit import PATCH, REGISTERS, AuraConfig
 from qwenimg.common.numbers import sizes
@@ -51,18 +50,17 @@ class AuraFlow(FlowModel):
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
-        branches, sharing = self.guidance.branches(request), self.sharing(request)
+        sharing = self.sharing(request)
         tokens, text = shape.count // PATCH**2, max(lengths) + REGISTERS
         peak = memory.step_peak(self.config, sharing.part(tokens) + text)
         activations = self.call_bytes(peak, tokens, tokens + text, sharing)
-        activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
-        operations = [memory.step_operations(self.config, tokens + text)] * len(branches)
-        denoise = self.denoising(plan, branches, sharing, activations, operations)
+        operations = [memory.step_operations(self.config, tokens + text)] * len(lengths)
+        denoise = self.denoising(request, plan, activations, operations, [tokens] * len(lengths))
         if self.modulations.has(timesteps := self.timesteps(plan)):
             return [denoise]
         rows = memory.modulation_rows(self.config, self.runtime.load_plan(denoise.component), len(timesteps))
         block = "joint_transformer_blocks.0."
-        return [self.modulations.stage(denoise.component, rows, block, [activations]), denoise]
+        return [self.modulations.stage(denoise.component, rows, block, [denoise.splits[0].activations]), denoise]
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)

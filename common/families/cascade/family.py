@@ -52,7 +52,6 @@ FAMILY = Family(
     parts=NETWORKS,
     folders={"transformer": "prior", "vae": "vqgan"},
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
         ModelFile(

@@ -9,10 +9,10 @@ from qwenimg.common.families.chroma.checkpoint import FITS, NETWORKS, OPENING
 from qwenimg.common.families.chroma.known import HD
 from qwenimg.common.families.chroma.model import Chroma
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.part_file import KL_VAE, T5, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import KL_VAE, T5, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.networks.denoisers import chroma_names
-from qwenimg.common.parts import flux_blocks, known_configs, merged_file
+from qwenimg.common.parts import flux_blocks, known_configs
 from qwenimg.common.request.request import Defaults
 
 KIND = replace(
@@ -31,20 +31,12 @@ FAMILY = Family(
     name="chroma",
     title="Chroma",
     pipelines=frozenset({"ChromaPipeline", "ChromaImg2ImgPipeline", "ChromaInpaintPipeline"}),
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="Chroma",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, chroma_names.LAYOUTS),
-            open=OPENING.open_parts,
-            fits=FITS,
-        ),
+        whole_model("Chroma", OPENING, FITS),
         PartFile(option="transformer", title="Chroma's transformer", layouts=chroma_names.LAYOUTS),
         T5,
         KL_VAE,

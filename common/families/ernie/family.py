@@ -12,10 +12,10 @@ from qwenimg.common.families.ernie.known import IMAGE, TURBO, of_name
 from qwenimg.common.families.ernie.model import Ernie
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.families.part_file import FLUX_2_VAE, MINISTRAL_3, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import FLUX_2_VAE, MINISTRAL_3, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.parts import known_configs, merged_file
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.parts import known_configs
+from qwenimg.common.precision.precision import PLACES, DenoiserKind, block_scales
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -38,11 +38,7 @@ KIND = DenoiserKind(
         "residual": re.compile(r"(x_embedder|text_proj)\."),
         "modulation": re.compile(r"time_embedding\.|adaLN_modulation\."),  # made in every step
     },
-    scales={
-        re.compile(_LAYER + r"self_attention\.(to_[qkv]|attend)"): 2.0**-3,
-        re.compile(_LAYER + r"self_attention\.to_out\.0"): 2.0**-4,
-        re.compile(_LAYER + r"mlp\.(gate_proj|up_proj|linear_fc2)"): 2.0**-5,
-    },
+    scales=block_scales(_LAYER + r"self_attention\.", _LAYER + r"mlp\.(gate_proj|up_proj|linear_fc2)"),
 )
 """Under fp16 the streams are float32, and products are scaled by FLUX.2's factors. Measured with random weights alone:
 that says what arithmetic costs, and nothing about how large published weights make values."""
@@ -56,21 +52,13 @@ FAMILY = Family(
     name="ernie",
     title="ERNIE-Image",
     pipelines=frozenset({"ErnieImagePipeline"}),
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
     published=lambda checkpoint, folder: replace(checkpoint, distilled=of_name(folder.name) is TURBO),
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="ERNIE-Image",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, LAYOUTS["transformer"]),
-            open=OPENING.open_parts,
-            fits=FITS,
-        ),
+        whole_model("ERNIE-Image", OPENING, FITS),
         PartFile(
             option="transformer",
             title="ERNIE-Image's transformer",

@@ -10,19 +10,16 @@ from collections.abc import Sequence
 
 from qwenimg.common.families.ernie import memory
 from qwenimg.common.families.ernie.texts import PROMPT
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.ernie_conditioning import time_row
 from qwenimg.common.networks.denoisers.ernie_dit import ErnieConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun
 from qwenimg.common.pipeline.models.inputs import BlendedMask, PictureInputs
-from qwenimg.common.pipeline.steps.denoiser import phases
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
-from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
@@ -48,30 +45,19 @@ class Ernie(FlowModel):
     # The transformer
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, sharing, tokens = self.guidance.branches(request), self.sharing(request), shape.count
+        sharing, tokens = self.sharing(request), shape.count
         counts = [tokens + length for length in lengths]
         peak = memory.step_peak(self.config, max(lengths) + sharing.part(tokens))
         activations = self.call_bytes(peak, tokens, max(counts), sharing)
-        activations += kept_bytes(self.config.dim, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
-        return [self.denoising(plan, branches, sharing, activations, operations)]
+        return [self.denoising(request, plan, activations, operations, counts)]
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
-        grid, branches = shape.grid(1), self.guidance.branches(request)
-        texts = self.texts.states([branch.prompt for branch in branches])
-        [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        transformer, _ = self.residents.acquire(stage)
-        timestep = self.schedule_config.timestep
-
-        def make_pass(positions: tuple[int, ...]) -> Pass:
-            condition = transformer.condition(texts[positions[0]], grid)
-            return Pass(transformer, condition, lambda x, sigma: (x, time_row(self.config, timestep(sigma))))
-
-        return FlowRun(
-            self,
+        return self.text_run(
             request,
-            phases(plan, branches, 1, make_pass),
-            shapes_of(texts, grid),
-            pack=packing.tokens,
-            unpack=lambda x: packing.image(x, *grid),
+            plan,
+            shape,
+            1,
+            lambda time: time_row(self.config, time),
+            packing=packing.patches(*shape.grid(1)),
         )

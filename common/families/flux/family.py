@@ -108,7 +108,6 @@ FAMILY = Family(
     title="Flux.1",
     pipelines=variants.PIPELINES,
     refused=REFUSED,
-    components=(("transformer",), ("text_encoder",), ("text_encoder_2",), ("vae",)),
     precision=flux_blocks.KIND,
     parts=NETWORKS,
     fits=FITS,

@@ -20,7 +20,6 @@ from qwenimg.common.families.flux.controlnet import ControlNetworks, ControlRun
 from qwenimg.common.families.flux.redux import PictureTexts, SeenPicture
 from qwenimg.common.families.flux.texts import FluxTexts, PooledText
 from qwenimg.common.families.flux.variants import CANNY, DEPTH, FILL, KONTEXT, TEXT
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, time_rows
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
@@ -157,16 +156,15 @@ class Flux(PooledFlowModel):
         self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]
     ) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
-        branches, sharing = self.guidance.branches(request), self.sharing(request)
+        sharing, count = self.sharing(request), len(lengths)
         tokens = sum(one.count for one in [shape, *self.reference_shapes(request)]) // PATCH**2
         text = max(lengths)
         peak = flux_blocks.step_peak(self.config, sharing.part(tokens) + text)
         activations = self.call_bytes(peak, tokens, tokens + text, sharing)
-        activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         activations += self.controls.kept_bytes(request, tokens)
-        operations = [flux_blocks.step_operations(self.config, tokens + text)] * len(branches)
+        operations = [flux_blocks.step_operations(self.config, tokens + text)] * count
         co_resident = self.controls.co_resident(request)
-        denoise = self.denoising(plan, branches, sharing, activations, operations, co_resident)
+        denoise = self.denoising(request, plan, activations, operations, [tokens] * count, co_resident)
         return self.with_modulation(request, plan, denoise)
 
     def modulation_rows(self, plan: LoadPlan, rows: int) -> int:
@@ -209,8 +207,7 @@ class Flux(PooledFlowModel):
             request,
             make_phases,
             shapes_of(texts, grid),
-            pack=packing.pack,
-            unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
+            packing=packing.squares(shape.rows, shape.columns),
             make_control=partial(self.controls.controlling, request, plan, nets, grid, texts[0]),
         )
 

@@ -34,7 +34,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import flux2_kv_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.parts import known_configs
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.precision.precision import ROTARY_PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.loras.lora_metadata import LoraBase
@@ -47,9 +47,7 @@ KIND = DenoiserKind(
         "final_norm": "norm_out, its modulation, proj_out; the prediction stays float32 for the sampler (switchable)",
         "modulation": "the timestep embedding and the shift, scale and gate of all blocks",
         "residual": "the residual streams of transformer and text encoder, from x_embedder and context_embedder on",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "rms_norm": "RMSNorm, gain included",
-        **PLACES,
+        **ROTARY_PLACES,
     },
     prefers=("bf16", "fp16"),
     without_units="fp16-upcast",
@@ -105,13 +103,11 @@ FAMILY = Family(
     title="FLUX.2 klein",
     pipelines=frozenset({_PIPELINE, KV_PIPELINE}),
     refused={"Flux2": "is a FLUX.2 pipeline for another task: give the model's own folder"},
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
     other_networks=(flux2_kv_dit.NETWORK,),
     published=published,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
         replace(_TRANSFORMER, is_in=lambda header: _LAYOUT.find_in(header) is not None and not _is_dev(header)),

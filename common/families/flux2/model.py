@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from qwenimg.common.families.flux2 import memory, references, texts
-from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers.flux2_conditioning import time_rows
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -79,30 +78,25 @@ class Flux2Dev(Flux2):
 class Flux2KV(Flux2):
     """FLUX.2 klein KV for `Pipeline`."""
 
-    @property
-    def heads(self) -> int:
-        """Zero: ranks do not share its tokens."""
-        return 0
+    shares_tokens = False
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, sharing, image = self.guidance.branches(request), self.sharing(request), shape.count
+        image, count = shape.count, len(lengths)
         seen = sum(one.count for one in self.reference_shapes(request))
         tokens = image + max(lengths)
-        score_bytes = scores(self.config.num_attention_heads, 1, tokens + seen, self.engine.workspace.score_bytes)
-        peak = memory.kept_peak(self.config, tokens, seen) + score_bytes
-        activations = self.runtime.call_bytes(self.checkpoint["transformer"], peak)
-        activations += kept_bytes(self.config.dim, [image] * len(branches)) if request.caches else 0
+        peak = memory.kept_peak(self.config, tokens, seen)
+        activations = self.call_bytes(peak, tokens, tokens + seen, self.sharing(request))
         each = (memory.step_operations(self.config, image + length, image + length + seen) for length in lengths)
-        stage = self.denoising(plan, branches, sharing, activations, each)
+        stage = self.denoising(request, plan, activations, each, [image] * count)
         if not seen:
             return [stage]
         known = memory.known_bytes(self.config, seen, self.runtime.precision.compute_dtype("transformer"))
         [anew] = stage.splits
         splits = (
-            replace(anew, activations=activations + len(branches) * known),
+            replace(anew, activations=anew.activations + count * known),
             replace(anew, about="with references computed anew in each step"),
         )
-        once = len(branches) * memory.step_operations(self.config, seen, seen)
+        once = count * memory.step_operations(self.config, seen, seen)
         return [replace(stage, splits=splits, operations=stage.operations + once)]
 
     def condition(self, transformer: Any, text: Array, images: Images, split: Split) -> Condition:

@@ -17,7 +17,7 @@ from qwenimg.common.families.part_file import FLUX_2_VAE, QWEN3_VL, PartFile, Ti
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.networks.denoisers.flux3_dit import Flux3Config
 from qwenimg.common.parts import known_configs
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.precision.precision import ROTARY_PLACES, DenoiserKind, block_scales
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -29,9 +29,7 @@ KIND = DenoiserKind(
         "final_norm": "norm_out, its modulation, proj_out; the prediction stays float32 for the sampler (switchable)",
         "modulation": "the embeddings of times and the shift, scale and gate of all blocks",
         "residual": "the residual streams of transformer and text encoder, from x_embedders and context_embedder on",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "rms_norm": "RMSNorm, gain included",
-        **PLACES,
+        **ROTARY_PLACES,
     },
     prefers=("bf16", "fp16"),
     without_units="fp16-upcast",
@@ -40,11 +38,7 @@ KIND = DenoiserKind(
         "residual": re.compile(r"(x_embedders\.\w+|context_embedder)\."),
         "modulation": re.compile(r"(target_)?timestep_embedder\.|(early|single)_stream_modulations"),
     },
-    scales={
-        re.compile(_BLOCKS + r"attn\.(to_[qkv]|attend)"): 2.0**-3,
-        re.compile(_BLOCKS + r"attn\.to_out\.0"): 2.0**-4,
-        re.compile(_BLOCKS + r"ff\.linear_(in|out)"): 2.0**-5,
-    },
+    scales=block_scales(_BLOCKS + r"attn\.", _BLOCKS + r"ff\.linear_(in|out)"),
     in_4_bits="by others' measurements this model draws grain and other designs in 4 bits, and neither in 6: -q 6",
 )
 """Under fp16 the streams are float32, and products are scaled by FLUX.2's factors. Measured with random weights alone:
@@ -75,12 +69,10 @@ FAMILY = Family(
     name="flux3",
     title="FLUX.3 Image Klein",
     pipelines=frozenset({_BASE, _DISTILLED}),
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
     published=lambda checkpoint, folder: distilled(checkpoint),
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
         PartFile(option="transformer", title="FLUX.3's transformer", layouts=LAYOUTS["transformer"], variant=_variant),

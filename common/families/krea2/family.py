@@ -13,10 +13,10 @@ from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.krea2.checkpoint import FITS, LAYOUTS, NETWORKS, OPENING, distilled, is_distilled
 from qwenimg.common.families.krea2.known import LICENSE, RAW, TURBO, of_name
 from qwenimg.common.families.krea2.model import Krea2
-from qwenimg.common.families.part_file import QWEN3_VL, QWEN_VAE, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import QWEN3_VL, QWEN_VAE, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.parts import known_configs, merged_file
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.parts import known_configs
+from qwenimg.common.precision.precision import ROTARY_PLACES, DenoiserKind, block_scales
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -27,9 +27,7 @@ KIND = DenoiserKind(
         "final_norm": "final_layer with its table; the prediction stays float32 for the sampler (switchable)",
         "modulation": "the timestep embedding and the scale, shift and gate of all blocks",
         "residual": "the residual streams of transformer, text fusion and text encoder, from img_in and txt_in on",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "rms_norm": "RMSNorm, gain included",
-        **PLACES,
+        **ROTARY_PLACES,
     },
     prefers=("bf16", "fp16"),
     without_units="fp16-upcast",
@@ -38,11 +36,7 @@ KIND = DenoiserKind(
         "residual": re.compile(r"(img_in|txt_in\.linear_\d|text_fusion\.projector)\."),
         "modulation": re.compile(r"time_(embed|mod_proj)\.|transformer_blocks\.\d+\.scale_shift_table\."),
     },
-    scales={
-        re.compile(_LAYERS + r"attn\.(to_[qkv]|to_gate|attend)"): 2.0**-3,
-        re.compile(_LAYERS + r"attn\.to_out\.0"): 2.0**-4,
-        re.compile(_LAYERS + r"ff\.(gate|up|down)"): 2.0**-5,
-    },
+    scales=block_scales(_LAYERS + r"attn\.", _LAYERS + r"ff\.(gate|up|down)", "to_[qkv]|to_gate"),
 )
 """Under fp16 the streams are float32, and products are scaled by FLUX.2's factors. Measured with random weights alone:
 that says what arithmetic costs, and nothing about how large published weights make values."""
@@ -66,21 +60,13 @@ FAMILY = Family(
     name="krea2",
     title="Krea 2",
     pipelines=frozenset({"Krea2Pipeline"}),
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
     published=lambda checkpoint, folder: distilled(checkpoint, is_distilled(folder / INDEX)),
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="Krea 2",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, LAYOUTS["transformer"]),
-            open=OPENING.open_parts,
-            fits=FITS,
-        ),
+        whole_model("Krea 2", OPENING, FITS),
         PartFile(
             option="transformer",
             title="Krea 2's transformer",

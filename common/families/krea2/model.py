@@ -11,18 +11,15 @@ from math import inf
 
 from qwenimg.common.families.krea2 import memory
 from qwenimg.common.families.krea2.texts import TEMPLATE
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.krea2_conditioning import time_row
 from qwenimg.common.networks.denoisers.krea2_dit import Krea2Config
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, shapes_of
-from qwenimg.common.pipeline.steps.denoiser import phases
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun
 from qwenimg.common.pipeline.steps.guidance import Guidance
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
-from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
@@ -56,30 +53,20 @@ class Krea2(FlowModel):
     # The transformer
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, sharing, tokens = self.guidance.branches(request), self.sharing(request), shape.count // PATCH**2
+        sharing, tokens = self.sharing(request), shape.count // PATCH**2
         counts = [tokens + length for length in lengths]
         peak = memory.step_peak(self.config, sharing.part(tokens) + max(lengths), max(lengths))
         activations = self.call_bytes(peak, tokens, max(counts), sharing)
-        activations += kept_bytes(self.config.dim, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
-        return [self.denoising(plan, branches, sharing, activations, operations)]
+        return [self.denoising(request, plan, activations, operations, counts)]
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
-        grid, branches = shape.grid(PATCH), self.guidance.branches(request)
-        texts = self.texts.states([branch.prompt for branch in branches])
-        [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        transformer, _ = self.residents.acquire(stage)
-        dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
-
-        def make_pass(positions: tuple[int, ...]) -> Pass:
-            condition = transformer.condition(texts[positions[0]], grid)
-            return Pass(transformer, condition, lambda x, sigma: (x, time_row(self.config, timestep(sigma), dtype)))
-
-        return FlowRun(
-            self,
+        dtype = self.runtime.precision.time_dtype()
+        return self.text_run(
             request,
-            phases(plan, branches, 1, make_pass),
-            shapes_of(texts, grid),
-            pack=packing.pack,
-            unpack=lambda x: packing.unpack(x, shape.rows, shape.columns),
+            plan,
+            shape,
+            PATCH,
+            lambda time: time_row(self.config, time, dtype),
+            packing=packing.squares(shape.rows, shape.columns),
         )

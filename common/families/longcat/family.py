@@ -21,12 +21,12 @@ from qwenimg.common.families.longcat.checkpoint import (
 )
 from qwenimg.common.families.longcat.known import IMAGE, of_name
 from qwenimg.common.families.longcat.model import LongCat, LongCatEdit
-from qwenimg.common.families.part_file import KL_VAE, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import KL_VAE, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.networks.denoisers import longcat_names
 from qwenimg.common.networks.encoders import language_names, qwen_vl_vision
 from qwenimg.common.numbers import sizes
-from qwenimg.common.parts import flux_blocks, known_configs, merged_file
+from qwenimg.common.parts import flux_blocks, known_configs
 from qwenimg.common.parts.components import on_paper, read_config
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -55,7 +55,6 @@ FAMILY = Family(
     name="longcat",
     title="LongCat-Image",
     pipelines=frozenset(PIPELINES),
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     other_networks=(qwen_vl_vision.NETWORK,),
@@ -64,13 +63,7 @@ FAMILY = Family(
     load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="LongCat-Image",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, longcat_names.LAYOUTS),
-            open=OPENING.open_parts,
-            fits=FITS,
-        ),
+        whole_model("LongCat-Image", OPENING, FITS),
         PartFile(
             option="transformer",
             title="LongCat-Image's transformer",

@@ -9,19 +9,17 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.families.lumina.checkpoint import FITS, LAYOUTS, NETWORKS, OPENING
 from qwenimg.common.families.lumina.known import IMAGE, of_name
 from qwenimg.common.families.lumina.model import Lumina
-from qwenimg.common.families.part_file import GEMMA_2, KL_VAE, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import GEMMA_2, KL_VAE, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.parts import known_configs, merged_file
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.parts import known_configs
+from qwenimg.common.precision.precision import ROTARY_PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 
 KIND = DenoiserKind(
     denoiser="transformer",
     places={
         "modulation": "the timestep embedding and every block's scale and gate",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "rms_norm": "RMSNorm, gain included",
-        **PLACES,
+        **ROTARY_PLACES,
         "final_norm": "final_layer, its modulation included; the prediction stays float32 for the sampler (switchable)",
         "residual": "the residual streams of transformer and text encoder, from the embedders on",
     },
@@ -41,20 +39,12 @@ FAMILY = Family(
     title="Lumina-Image 2.0",
     pipelines=frozenset({"Lumina2Pipeline", "Lumina2Text2ImgPipeline"}),
     refused={"Lumina": "is an older Lumina, before Lumina-Image 2.0, which this version does not draw with"},
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="Lumina-Image 2.0",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, LAYOUTS["transformer"]),
-            open=OPENING.open_parts,
-            fits=FITS,
-        ),
+        whole_model("Lumina-Image 2.0", OPENING, FITS),
         PartFile(
             option="transformer",
             title="Lumina-Image 2.0's transformer",

@@ -8,10 +8,10 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.families.ovis.checkpoint import FITS, NETWORKS, OPENING
 from qwenimg.common.families.ovis.known import IMAGE
 from qwenimg.common.families.ovis.model import Ovis
-from qwenimg.common.families.part_file import KL_VAE, QWEN3, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import KL_VAE, QWEN3, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.networks.denoisers import ovis_names
-from qwenimg.common.parts import flux_blocks, known_configs, merged_file
+from qwenimg.common.parts import flux_blocks, known_configs
 from qwenimg.common.request.request import Defaults
 
 KIND = replace(
@@ -30,20 +30,12 @@ FAMILY = Family(
     name="ovis",
     title="Ovis-Image",
     pipelines=frozenset({"OvisImagePipeline"}),
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="Ovis-Image",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, ovis_names.LAYOUTS),
-            open=OPENING.open_parts,
-            fits=FITS,
-        ),
+        whole_model("Ovis-Image", OPENING, FITS),
         PartFile(option="transformer", title="Ovis-Image's transformer", layouts=ovis_names.LAYOUTS),
         QWEN3,
         KL_VAE,

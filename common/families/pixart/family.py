@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.part_file import KL_VAE_4, T5, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import KL_VAE_4, T5, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.pixart.checkpoint import (
     FITS,
     LAYOUTS,
@@ -22,7 +22,7 @@ from qwenimg.common.families.pixart.checkpoint import (
 from qwenimg.common.families.pixart.known import ALPHA, ALPHA_1024, LCM, SIGMA_1024
 from qwenimg.common.families.pixart.model import PixArt
 from qwenimg.common.families.training_row import TrainingRow
-from qwenimg.common.parts import known_configs, merged_file
+from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -67,21 +67,13 @@ FAMILY = Family(
     name="pixart",
     title="PixArt",
     pipelines=frozenset(PIPELINES),
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     published=lambda checkpoint, folder: complete(checkpoint, of_folder(folder)),
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
-        ModelFile(
-            title="PixArt",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, LAYOUTS["transformer"]),
-            open=OPENING.open_inside,
-            fits=FITS,
-        ),
+        whole_model("PixArt", OPENING, FITS, lacks=True),
         PartFile(
             option="transformer",
             title="PixArt's transformer",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from qwenimg.common.families.pixart import memory, sizes
+from qwenimg.common.families.pixart import sizes
 from qwenimg.common.families.pixart.checkpoint import T5
 from qwenimg.common.families.pixart.known import ALPHA, LENGTHS
 from qwenimg.common.families.pixart.texts import PixArtTexts
 from qwenimg.common.networks.denoisers.pixart_conditioning import size_rows, time_row
 from qwenimg.common.networks.denoisers.pixart_dit import PATCH, PixArtConfig
 from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts import cross_blocks
 from qwenimg.common.pipeline.models.flow_model import FlowRun, shapes_of
 from qwenimg.common.pipeline.models.noise_model import NoiseModel
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
@@ -42,10 +43,10 @@ class PixArt(NoiseModel):
         return sizes.nearest(self.config.sample_size * self.scale, width, height)
 
     def step_peak(self, tokens: int) -> int:
-        return memory.step_peak(self.config, tokens)
+        return cross_blocks.step_peak(self.config, tokens)
 
     def step_operations(self, tokens: int, text: int) -> float:
-        return memory.step_operations(self.config, tokens, text)
+        return cross_blocks.step_operations(self.config, tokens, text, keeps=False)
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid = shape.grid(PATCH)

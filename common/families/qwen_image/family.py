@@ -112,7 +112,6 @@ FAMILY = Family(
     name="qwen-image",
     title="Qwen-Image",
     pipelines=variants.PIPELINES,
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     other_networks=(qwen_vl_vision.NETWORK,),

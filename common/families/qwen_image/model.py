@@ -171,7 +171,6 @@ class QwenImage(FlowModel):
             request,
             make_phases,
             shapes_of(texts, grid),
-            pack=packing.pack_frames,
-            unpack=partial(packing.unpack_frames, frames=shape.frames, h=shape.rows, w=shape.columns),
+            packing=packing.frames(shape.frames, shape.rows, shape.columns),
             make_control=partial(self.controls.controlling, request, plan, nets, grid, texts[0]),
         )

@@ -12,7 +12,6 @@ from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import fits, tokenizers
-from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.opening import Given, Opening, Source
 from qwenimg.common.families.qwen_image_21.known import SMALL_FILES, of_name
 from qwenimg.common.formats.files import find_files
@@ -35,11 +34,7 @@ FITS = (
     fits.text_states(
         lambda configs: configs["text_encoder"].state_size, lambda configs: configs["transformer"].context_in_dim
     ),
-    Fit(
-        "the transformer takes {} channels, the VAE's latents have {}",
-        lambda configs: configs["transformer"].in_channels,
-        lambda configs: [configs["vae"].z_dim],
-    ),
+    fits.Z_LATENTS,
 )
 _BLIND = NETWORKS | {"text_encoder": qwen.QWEN3_VL}
 SAMPLE_SIGMAS = "sample_sigmas"  # in model_index.json: noise levels that the model was distilled for

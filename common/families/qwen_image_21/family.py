@@ -19,7 +19,7 @@ from qwenimg.common.networks.denoisers import qwen21_names
 from qwenimg.common.networks.encoders import qwen, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts import known_configs
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.precision.precision import ROTARY_PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -29,9 +29,7 @@ KIND = DenoiserKind(
         "final_norm": "norm_out, its modulation, proj_out; the prediction stays float32 for the sampler (switchable)",
         "modulation": "the timestep embedding and the scale and gate of all blocks",
         "residual": "the residual streams of transformer and text encoder, from img_in and txt_in on",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "rms_norm": "RMSNorm, gain included",
-        **PLACES,
+        **ROTARY_PLACES,
     },
     bases=("fp32", "bf16", "bf16-plain"),
     prefers=("bf16",),
@@ -76,7 +74,6 @@ FAMILY = Family(
     title="Qwen-Image-2.1",
     pipelines=frozenset({"QwenImage21Pipeline"}),
     refused={"QwenImage21": "is a Qwen-Image-2.1 pipeline in another form: give the model's own folder"},
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     other_networks=(qwen.QWEN3_VL,),

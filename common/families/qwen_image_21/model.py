@@ -78,6 +78,7 @@ class QwenImage21(FlowModel):
 
     multiple = MULTIPLE
     options = frozenset({"step_cache", "cached_calls"})
+    shares_tokens = False
     texts: PictureTexts
     config: Qwen21Config
 
@@ -96,11 +97,6 @@ class QwenImage21(FlowModel):
             references=REFERENCES if self.sees else None,
         )
         self._seen = SeenPictures(references.copy)
-
-    @property
-    def heads(self) -> int:
-        """Zero: ranks share its branches of guidance only."""
-        return 0
 
     def plan(self, request: Request) -> SamplingPlan:
         if request.images and not self.sees and request.starts_from_noise:
@@ -179,6 +175,5 @@ class QwenImage21(FlowModel):
             request,
             make_phases,
             shapes_of(texts, grid),
-            pack=packing.tokens,
-            unpack=lambda x: packing.image(x, *grid),
+            packing=packing.patches(*grid),
         )

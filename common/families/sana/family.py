@@ -12,7 +12,7 @@ from qwenimg.common.families.sana.known import of_config, of_name
 from qwenimg.common.families.sana.model import Sana
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.parts import known_configs
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.precision.precision import PLACES, DenoiserKind, block_scales
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -33,11 +33,7 @@ KIND = DenoiserKind(
         "residual": re.compile(r"patch_embed\."),
         "modulation": re.compile(r"time_embed\.|(?:transformer_blocks\.\d+\.)?scale_shift_table\."),
     },
-    scales={
-        re.compile(r"transformer_blocks\.\d+\.attn\d\.(to_[qkv]|attend)"): 2.0**-3,
-        re.compile(r"transformer_blocks\.\d+\.attn\d\.to_out\.0"): 2.0**-4,
-        re.compile(r"transformer_blocks\.\d+\.ff\.conv_\w+"): 2.0**-5,
-    },
+    scales=block_scales(r"transformer_blocks\.\d+\.attn\d\.", r"transformer_blocks\.\d+\.ff\.conv_\w+"),
     texts={"fp16": "bfloat16", "fp16-upcast": "bfloat16", "fp16-plain": "bfloat16"},  # Gemma 2's exceed float16
 )
 """Under fp16 the streams are float32, and products are scaled by FLUX.2's factors. Measured with random weights alone:
@@ -66,11 +62,9 @@ FAMILY = Family(
         "SanaVideo": "is SANA-Video, which this version does not draw with",
         "SanaImageToVideo": "is SANA-Video, which this version does not draw with",
     },
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
         PartFile(

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from qwenimg.common.networks.denoisers.sana_dit import SanaConfig
-from qwenimg.common.precision.precision import BYTES
 
 
 def step_peak(config: SanaConfig, tokens: int) -> int:
     """Return the bytes of activations in one step of `tokens` tokens: each has its residual, the norm of it, and the
     feed-forward's two widths before and behind the convolution, in float32."""
     return 4 * tokens * (2 * config.dim + 6 * config.hidden)
-
-
-def context_bytes(config: SanaConfig, text: int, compute: str) -> int:
-    """Return the bytes of keys and values of `text` tokens in all blocks, which are there in every step. compute: the
-    dtype of products; values that are scaled in float16 are kept without that, in float32."""
-    sizes = BYTES[compute] + (4 if compute == "float16" else BYTES[compute])
-    return config.num_layers * text * config.cross_dim * sizes
 
 
 def step_operations(config: SanaConfig, tokens: int, text: int) -> float:

@@ -11,17 +11,14 @@ from collections.abc import Sequence
 
 from qwenimg.common.families.sana import memory
 from qwenimg.common.families.sana.texts import SanaTexts, instructed, plain
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.sana_conditioning import time_rows
 from qwenimg.common.networks.denoisers.sana_dit import SanaConfig
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import dc_vae
+from qwenimg.common.parts import cross_blocks, dc_vae
 from qwenimg.common.pipeline.models.diffusion_model import Image
-from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
-from qwenimg.common.pipeline.steps.denoiser import phases
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun
 from qwenimg.common.pipeline.steps.guidance import TRUE_CFG, Guidance, cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
-from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
@@ -34,6 +31,7 @@ class Sana(FlowModel):
     """A SANA model for `Pipeline`."""
 
     options = frozenset({"step_cache", "cached_calls"})
+    shares_tokens = False
     texts: SanaTexts
     config: SanaConfig
 
@@ -45,11 +43,6 @@ class Sana(FlowModel):
         self.channels = self.config.in_channels
         self.guidance = TRUE_CFG if self.config.guidance_embeds else Guidance(formula=cfg)
         self.levels = flow_solvers.levels(self.schedule_config)
-
-    @property
-    def heads(self) -> int:
-        """Zero: ranks share its branches of guidance only."""
-        return 0
 
     def prompt(self, text: str, images: Sequence[Image]) -> str:
         """Return the prompt behind the instruction."""
@@ -63,27 +56,15 @@ class Sana(FlowModel):
     # The transformer
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, sharing, tokens = self.guidance.branches(request), self.sharing(request), shape.count
+        tokens, compute = shape.count, self.runtime.precision.compute_dtype("transformer")
         peak = memory.step_peak(self.config, tokens)
         heads, most = self.config.num_cross_attention_heads, self.engine.workspace.score_bytes
         peak += min(most, 4 * heads * tokens * max(lengths))
         activations = self.runtime.call_bytes(self.checkpoint["transformer"], peak)
-        compute = self.runtime.precision.compute_dtype("transformer")
-        activations += sum(memory.context_bytes(self.config, length, compute) for length in lengths)
-        activations += kept_bytes(self.config.dim, [tokens for _ in lengths]) if request.caches else 0
+        activations += cross_blocks.context_bytes(self.config.num_layers, self.config.cross_dim, sum(lengths), compute)
         operations = (memory.step_operations(self.config, tokens, length) for length in lengths)
-        return [self.denoising(plan, branches, sharing, activations, operations)]
+        return [self.denoising(request, plan, activations, operations, [tokens for _ in lengths])]
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
-        grid, branches = shape.grid(1), self.guidance.branches(request)
-        texts = self.texts.states(self.prompts(request))
-        [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        transformer, _ = self.residents.acquire(stage)
-        timestep, guidance = self.schedule_config.timestep, request.guidance
-
-        def make_pass(positions: tuple[int, ...]) -> Pass:
-            condition = transformer.condition(texts[positions[0]], grid)
-            return Pass(transformer, condition, lambda x, sigma: (x, time_rows(self.config, timestep(sigma), guidance)))
-
-        # Made anew in training, where keys and values learn too
-        return ReferenceRun(self, request, lambda initial: phases(plan, branches, 1, make_pass), shapes_of(texts, grid))
+        guidance = request.guidance
+        return self.text_run(request, plan, shape, 1, lambda time: time_rows(self.config, time, guidance), learns=True)

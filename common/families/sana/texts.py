@@ -94,8 +94,5 @@ class SanaTexts(TemplateTexts):
     def _selected(self, encoder: TextEncoder, prompt: tuple[PromptTokens, int]) -> States:
         """Return the state of the first token, and those behind the ones that are left out."""
         tokens, left_out = prompt
-        states = encoder.encode(tokens.ids)
-        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(tokens.ids))
-        made = self.runtime.engine.numpy(states)
-        chosen = np.concatenate([made[:, :1], made[:, 1 + left_out :]], axis=1)
-        return (np.ascontiguousarray(chosen, np.float32),)
+        made = self.computed(lambda: encoder.encode(tokens.ids))
+        return (np.concatenate([made[:, :1], made[:, 1 + left_out :]], axis=1),)

@@ -11,7 +11,6 @@ from math import nextafter
 
 from qwenimg.common.families.sd3 import memory
 from qwenimg.common.families.sd3.texts import SD3Texts
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.sd3_conditioning import time_rows, window
 from qwenimg.common.networks.denoisers.sd3_dit import PATCH, SD3Config
 from qwenimg.common.numbers import sizes
@@ -85,13 +84,11 @@ class SD3(PooledFlowModel):
         return super().plan(request)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, tokens, text = self.guidance.branches(request), shape.count // PATCH**2, max(lengths)
-        sharing = self.sharing(request)
+        sharing, tokens, text = self.sharing(request), shape.count // PATCH**2, max(lengths)
         peak = memory.step_peak(self.config, sharing.part(tokens) + text)
         activations = self.call_bytes(peak, tokens, tokens + text, sharing)
-        activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
-        operations = [memory.step_operations(self.config, tokens, text)] * len(branches)
-        denoise = self.denoising(plan, branches, sharing, activations, operations)
+        operations = [memory.step_operations(self.config, tokens, text)] * len(lengths)
+        denoise = self.denoising(request, plan, activations, operations, [tokens] * len(lengths))
         return self.with_modulation(request, plan, denoise)
 
     def modulation_rows(self, plan: LoadPlan, rows: int) -> int:

@@ -6,24 +6,22 @@ import re
 
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import ControlFiles, Family
-from qwenimg.common.families.part_file import KL_VAE, QWEN3, ModelFile, PartFile, TinyVAEFile
+from qwenimg.common.families.part_file import KL_VAE, QWEN3, PartFile, TinyVAEFile, whole_model
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.families.z_image import control
 from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, OPENING, is_turbo, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.networks.denoisers import zimage_control, zimage_control_names, zimage_dit, zimage_names
-from qwenimg.common.parts import known_configs, merged_file
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.parts import known_configs
+from qwenimg.common.precision.precision import ROTARY_PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 
 KIND = DenoiserKind(
     denoiser="transformer",
     places={
         "modulation": "the timestep embedding and every block's scale and gate",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "rms_norm": "RMSNorm, gain included",
-        **PLACES,
+        **ROTARY_PLACES,
         "final_norm": "final_layer, its modulation included; the prediction stays float32 for the sampler (switchable)",
         "residual": "the residual streams of transformer and text encoder, from the embedders and pad tokens on",
     },
@@ -43,11 +41,9 @@ FAMILY = Family(
     title="Z-Image",
     pipelines=frozenset({"ZImagePipeline"}),
     refused={"ZImage": "is a Z-Image model that edits images: this version makes them from text, and under --control"},
-    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
         PartFile(
@@ -57,13 +53,7 @@ FAMILY = Family(
             is_in=lambda header: zimage_control_names.LAYOUTS.find_in(header) is not None,
             use="-m MODEL --control FILE=PICTURE",
         ),
-        ModelFile(
-            title="Z-Image",
-            parts=(*NETWORKS,),
-            is_in=lambda header: merged_file.is_model(header, zimage_names.LAYOUTS),
-            open=OPENING.open_parts,
-            fits=FITS,
-        ),
+        whole_model("Z-Image", OPENING, FITS),
         PartFile(
             option="transformer",
             title="Z-Image's transformer",

@@ -12,7 +12,6 @@ from functools import partial
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.z_image import memory
 from qwenimg.common.families.z_image.control import ControlNetworks, ControlRun
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.zimage_conditioning import padded, time_row
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
 from qwenimg.common.numbers import packing, sizes
@@ -60,10 +59,6 @@ class ZImage(FlowModel):
         self.channels = self.vae.config.latent_channels
         self.controls = ControlNetworks(residents)
 
-    @property
-    def heads(self) -> int:
-        return self.config.n_heads
-
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, MULTIPLE)
         rows, columns = self.config.axes_lens[1:]
@@ -89,15 +84,14 @@ class ZImage(FlowModel):
         self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]
     ) -> list[Stage]:
         """Return the stage of the transformer."""
-        branches, tokens = self.guidance.branches(request), padded(shape.count // PATCH**2)
+        tokens = padded(shape.count // PATCH**2)
         counts, sharing = [tokens + padded(length) for length in lengths], self.sharing(request)
         peak = memory.block_peak(self.config, max(counts) - tokens + sharing.part(tokens))
         activations = self.call_bytes(peak, tokens, max(counts), sharing)
-        activations += kept_bytes(self.config.dim, counts) if request.caches else 0
         activations += self.controls.kept_bytes(request, max(counts))
         operations = (memory.step_operations(self.config, count) for count in counts)
         co_resident = self.controls.co_resident(request)
-        return [self.denoising(plan, branches, sharing, activations, operations, co_resident)]
+        return [self.denoising(request, plan, activations, operations, counts, co_resident)]
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid = shape.grid(PATCH)
@@ -118,8 +112,10 @@ class ZImage(FlowModel):
             request,
             lambda initial: phases(plan, branches, 1, make_pass),
             shapes_of(texts, grid),
-            pack=partial(packing.pack, channels_last=True),
-            unpack=partial(packing.unpack, h=shape.rows, w=shape.columns, channels_last=True),
+            packing=packing.Packing(
+                partial(packing.pack, channels_last=True),
+                partial(packing.unpack, h=shape.rows, w=shape.columns, channels_last=True),
+            ),
             make_control=partial(self.controls.controlling, request, plan, nets, grid),
             denoised=lambda x, sigma, prediction: x + sigma * prediction,  # it predicts latents - noise
         )

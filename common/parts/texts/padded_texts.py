@@ -196,6 +196,9 @@ class SeparateTexts(ABC):
             texts.announce(prompts)
 
     @abstractmethod
+    def states(self, prompts: Sequence[str]) -> list[Any]: ...
+
+    @abstractmethod
     def cut(self, prompt: str) -> str: ...
 
     def others(self, prompts: Sequence[Any]) -> list[str]:

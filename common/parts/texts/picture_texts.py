@@ -130,10 +130,6 @@ class PictureTexts(PromptTexts[PicturePrompt]):
                 ids.append(token)
         return ids, places
 
-    def states(self, prompts: Sequence[PicturePrompt]) -> list[Array]:
-        """Return the states of each prompt on the device."""
-        return [self.runtime.engine.array(states) for (states,) in self.arrays(prompts)]
-
     def shapes(self, key: PicturePrompt) -> list[Shape]:
         return [(1, len(self.fill(key)[0]) - self.template.dropped, self.config.state_size)]
 
@@ -162,10 +158,8 @@ class PictureTexts(PromptTexts[PicturePrompt]):
             ids, places = self.fill(prompt)
             seen = places, [slots[picture.sha256] for picture in prompt.pictures]
             asked: Any = (ids, *seen, *self.pads(ids)) if self._sees(keys) else (ids,)
-            states = encoder.encode(*asked)
-            self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(*asked))
-            used = self.used(self.runtime.engine.numpy(states), prompt)
-            return (np.ascontiguousarray(used, np.float32),)
+            used = self.used(self.computed(lambda: encoder.encode(*asked)), prompt)
+            return (np.ascontiguousarray(used),)
 
         yield from self.run(self._encoding(keys, max(self._token_counts(keys, True))), encoded, keys)
 

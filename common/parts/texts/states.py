@@ -18,6 +18,7 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.runtime import text_store
 from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
@@ -136,11 +137,14 @@ class Texts(ABC, Generic[Key]):
 
     # For the encoding
 
-    def stage(self, component: Component, sequences: int, length: int, more: int = 0) -> Stage:
-        """Return the stage that encodes `sequences` of `length` tokens each at once, with `more` bytes."""
+    def stage(
+        self, component: Component, sequences: int, length: int, more: int = 0, resident: str = RESIDENT
+    ) -> Stage:
+        """Return the stage in which the network `resident` encodes `sequences` of `length` tokens each at once, with
+        `more` bytes."""
         activations = layer_bytes(self.runtime, component, sequences, length, self.feed_forward, more)
         splits = (Split(activations=activations),)
-        return Stage(name="text", resident=RESIDENT, component=component, splits=splits, keeps=False)
+        return Stage(name="text", resident=resident, component=component, splits=splits, keeps=False)
 
     def run(
         self, stage: Stage, encode: Callable[[Any, Prompt], Encoded], prompts: Iterable[Prompt]
@@ -152,6 +156,12 @@ class Texts(ABC, Generic[Key]):
                 yield encode(encoder, prompt)
         del encoder
         self.runtime.engine.release()
+
+    def computed(self, compute: Callable[[], Array], resident: str = RESIDENT) -> NDArray[np.float32]:
+        """Return the result of a text encoder, the network `resident`. Raises NumericsError unless it is finite."""
+        result = compute()
+        self.runtime.check_finite(result, resident, "text", compute)
+        return np.ascontiguousarray(self.runtime.engine.numpy(result), np.float32)
 
 
 def layer_bytes(
@@ -178,6 +188,8 @@ class ModelTexts(Protocol):
 
     def close(self) -> None: ...
 
+    def states(self, prompts: Sequence[Any], /) -> list[Any]: ...
+
     def cut(self, prompt: Any, /) -> str: ...
 
     def lengths(self, prompts: Sequence[Any], counted: bool, /) -> list[int]: ...
@@ -187,6 +199,10 @@ class ModelTexts(Protocol):
 
 class PromptTexts(Texts[Key]):
     """The text states of a model for which a prompt is the key, alone or with the pictures in it."""
+
+    def states(self, prompts: Sequence[Key]) -> list[Array]:
+        """Return the states of each prompt on the device."""
+        return [self.runtime.engine.array(states) for (states,) in self.arrays(prompts)]
 
     @abstractmethod
     def cut(self, prompt: Key) -> str:

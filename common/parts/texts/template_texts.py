@@ -12,7 +12,7 @@ from qwenimg.common.parts.texts.states import PromptTexts, States
 from qwenimg.common.prompts.prompt_tokens import PromptTokens
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
-from qwenimg.common.runtime.engine import Array, TextEncoder
+from qwenimg.common.runtime.engine import TextEncoder
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
@@ -40,10 +40,6 @@ class TemplateTexts(PromptTexts[str]):
     def fill(self, prompt: str) -> PromptTokens:
         """Return the tokens of `prompt` in the template."""
         return self.template.fill(self._tokenizer.tokenizer, prompt)
-
-    def states(self, prompts: Sequence[str]) -> list[Array]:
-        """Return the states of each prompt on the device."""
-        return [self.runtime.engine.array(states) for (states,) in self.arrays(prompts)]
 
     def shapes(self, key: str) -> list[Shape]:
         """Return the shape of the states that condition an image."""
@@ -93,8 +89,6 @@ class TemplateTexts(PromptTexts[str]):
     def _encoded(self, encoder: TextEncoder, prompt: PromptTokens) -> States:
         """Return the states that condition an image, without the template's start."""
         asked = (prompt.ids, prompt.pads) if prompt.pads else (prompt.ids,)
-        states = encoder.encode(*asked)
-        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(*asked))
         start = self.template.start(len(prompt.ids))
-        used = self.runtime.engine.numpy(states)[:, start : start + self.template.seen]
-        return (np.ascontiguousarray(used, np.float32),)
+        used = self.computed(lambda: encoder.encode(*asked))[:, start : start + self.template.seen]
+        return (np.ascontiguousarray(used),)

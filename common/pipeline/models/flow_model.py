@@ -1,8 +1,7 @@
 """The common code of flow-match models with one transformer: sampling, stages, LoRAs, and the run of one image.
 
 A family defines the stages of its transformer (`steps`), and `start`: it encodes the texts, opens the transformer and
-returns a `FlowRun`. The transformer's configuration has its width as `dim`, and its heads as `num_attention_heads`,
-unless the family defines `heads`.
+returns a `FlowRun`. The transformer's configuration has its width as `dim`, and its heads as `num_attention_heads`.
 """
 
 from __future__ import annotations
@@ -16,23 +15,24 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.numbers.packing import AS_IMAGES, Packing
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, Image
 from qwenimg.common.pipeline.steps import inpaint
-from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase
+from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase, phases
 from qwenimg.common.pipeline.steps.evaluation import Evaluate, serial, strategy
-from qwenimg.common.pipeline.steps.guidance import Branch
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts import web_syntax
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Control
+from qwenimg.common.runtime.engine import Array, Control, TimeStep
 from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
@@ -45,11 +45,17 @@ Denoised: TypeAlias = Callable[[Array, float, Array], Array]
 Controlling: TypeAlias = Callable[[Array, float], Control]
 
 
+def _from_velocity(x: Array, sigma: float, velocity: Array) -> Array:
+    """Return the denoised latents for a model that predicts noise - latents."""
+    return x - sigma * velocity
+
+
 class FlowModel(DiffusionModel):
     """A flow-match model for `Pipeline`; `DiffusionModel` explains the methods."""
 
     levels = USUAL  # of noise
     token = TOKEN
+    shares_tokens = True  # False: ranks share its branches of guidance alone
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
@@ -61,7 +67,7 @@ class FlowModel(DiffusionModel):
 
     @property
     def heads(self) -> int:
-        return int(self.config.num_attention_heads)
+        return int(self.config.num_attention_heads) if self.shares_tokens else 0
 
     @abstractmethod
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
@@ -144,21 +150,25 @@ class FlowModel(DiffusionModel):
     def call_bytes(self, peak: int, tokens: int, longest: int, sharing: Sharing, branches: int = 1) -> int:
         """Return the bytes of a step's activations with `branches` in one batch: `peak` bytes, the scores of attention
         over `longest` tokens, and what ranks exchange for the `tokens` of images."""
-        score_bytes = scores(self.heads // sharing.tokens, branches, longest, self.engine.workspace.score_bytes)
+        heads = int(self.config.num_attention_heads) // sharing.tokens
+        score_bytes = scores(heads, branches, longest, self.engine.workspace.score_bytes)
         exchanged = sharing.exchanged(self.config.dim, tokens)
         return self.runtime.call_bytes(self.checkpoint["transformer"], peak + score_bytes + exchanged)
 
     def denoising(
         self,
+        request: Request,
         plan: SamplingPlan,
-        branches: Sequence[Branch],
-        sharing: Sharing,
         activations: int,
         operations: Iterable[float],
+        streams: Sequence[int],
         co_resident: frozenset[str] = frozenset(),
     ) -> Stage:
-        """Return the stage of all steps, one branch after the other, with `activations` bytes at a time. operations: of
-        one evaluation, for each branch; co_resident: networks in memory with the transformer."""
+        """Return the stage of all steps, one branch after the other, with `activations` bytes at a time and what a step
+        cache keeps. operations: of one evaluation, for each branch; streams: the tokens of the stream that the blocks
+        return, for each branch; co_resident: networks in memory with the transformer."""
+        branches, sharing = self.guidance.branches(request), self.sharing(request)
+        activations += kept_bytes(self.config.dim, streams) if request.caches else 0
         return Stage(
             name="denoise",
             resident="transformer",
@@ -169,6 +179,39 @@ class FlowModel(DiffusionModel):
                 plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
             ),
         )
+
+    def text_run(
+        self,
+        request: Request,
+        plan: SamplingPlan,
+        shape: LatentShape,
+        patch: int,
+        time_step: Callable[[float], TimeStep],
+        *,
+        packing: Packing = AS_IMAGES,
+        denoised: Denoised = _from_velocity,
+        learns: bool = False,
+    ) -> FlowRun:
+        """Return the run of a transformer that sees nothing but the text and the time, one branch of guidance after the
+        other. patch: latents a side of a token; time_step: of a timestep (0..1000); learns: True if layers that a LoRA
+        trains make the condition, which is then made anew for each denoiser."""
+        branches, grid = self.guidance.branches(request), shape.grid(patch)
+        texts = self.texts.states(self.prompts(request))
+        [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
+        transformer, _ = self.residents.acquire(stage)
+        timestep = self.schedule_config.timestep
+
+        def make_pass(positions: tuple[int, ...]) -> Pass:
+            condition = transformer.condition(texts[positions[0]], grid)
+            return Pass(transformer, condition, lambda x, sigma: (x, time_step(timestep(sigma))))
+
+        def make_phases(initial: Initial | None = None) -> list[Phase]:
+            return phases(plan, branches, 1, make_pass)
+
+        shapes = shapes_of(texts, grid)
+        if learns:
+            return ReferenceRun(self, request, make_phases, shapes, packing=packing, denoised=denoised)
+        return FlowRun(self, request, make_phases(), shapes, packing=packing, denoised=denoised)
 
     def announce(self, requests: Sequence[Request]) -> None:
         shown = (one for one in requests if len(one.images) >= self.inputs.fewest)  # else the prompts of no image
@@ -216,18 +259,9 @@ def shapes_of(texts: Sequence[Array], grid: tuple[int, int]) -> dict[str, str]:
     }
 
 
-def _from_velocity(x: Array, sigma: float, velocity: Array) -> Array:
-    """Return the denoised latents for a model that predicts noise - latents."""
-    return x - sigma * velocity
-
-
-def _as_they_are(latents: Latents) -> Latents:
-    return latents
-
-
 class FlowRun:
     """A run for one request, whose transformer is open. `phases` hold the only reference to it, since it may be freed
-    for the VAE. `pack` makes the transformer's input of latents [1 C h w], and `unpack` latents of its output."""
+    for the VAE. packing: between latents [1 C h w] and the transformer's input and output."""
 
     title: ClassVar[str] = "transformer"
     control: Controlling | None = None
@@ -239,12 +273,11 @@ class FlowRun:
         phases: Sequence[Phase],
         shapes: dict[str, str],
         *,
-        pack: Callable[[Latents], Latents] = _as_they_are,
-        unpack: Callable[[Latents], Latents] = _as_they_are,
+        packing: Packing = AS_IMAGES,
         denoised: Denoised = _from_velocity,
     ):
         self.model, self.request, self.phases, self.shapes = model, request, phases, shapes
-        self.pack, self.unpack, self.denoised = pack, unpack, denoised
+        (self.pack, self.unpack), self.denoised = packing, denoised
         self.evaluate: Evaluate = serial
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
@@ -281,12 +314,11 @@ class ReferenceRun(FlowRun):
         make_phases: Callable[[Initial], list[Phase]],
         shapes: dict[str, str],
         *,
-        pack: Callable[[Latents], Latents] = _as_they_are,
-        unpack: Callable[[Latents], Latents] = _as_they_are,
+        packing: Packing = AS_IMAGES,
         make_control: Callable[[Sequence[Latents]], Controlling | None] | None = None,
         denoised: Denoised = _from_velocity,
     ):
-        super().__init__(model, request, [], shapes, pack=pack, unpack=unpack, denoised=denoised)
+        super().__init__(model, request, [], shapes, packing=packing, denoised=denoised)
         self.make_phases, self.make_control = make_phases, make_control
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:

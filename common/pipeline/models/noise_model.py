@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
-from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.states import ModelTexts
@@ -31,6 +30,8 @@ PATCH = 2  # latents a side of a token
 class NoiseModel(FlowModel):
     """Such a model, which was trained with pictures of a number of sizes."""
 
+    shares_tokens = False
+
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts):
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.channels = self.vae.config.latent_channels
@@ -46,11 +47,6 @@ class NoiseModel(FlowModel):
     @abstractmethod
     def step_operations(self, tokens: int, text: int) -> float:
         """Count the operations of one prediction for `tokens` that attend to `text` tokens too."""
-
-    @property
-    def heads(self) -> int:
-        """Zero: ranks share its branches of guidance only."""
-        return 0
 
     def plan(self, request: Request) -> SamplingPlan:
         self.sharing(request)  # only for its errors
@@ -68,14 +64,10 @@ class NoiseModel(FlowModel):
     # The transformer
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, sharing = self.guidance.branches(request), self.sharing(request)
-        tokens, longest = shape.count // PATCH**2, max(lengths)
-        peak = self.step_peak(tokens)
-        peak += scores(self.config.num_attention_heads, 1, max(tokens, longest), self.engine.workspace.score_bytes)
-        activations = self.runtime.call_bytes(self.checkpoint["transformer"], peak)
-        activations += kept_bytes(self.config.dim, [tokens for _ in lengths]) if request.caches else 0
+        tokens = shape.count // PATCH**2
+        activations = self.call_bytes(self.step_peak(tokens), tokens, max(tokens, *lengths), self.sharing(request))
         operations = (self.step_operations(tokens, length) for length in lengths)
-        return [self.denoising(plan, branches, sharing, activations, operations)]
+        return [self.denoising(request, plan, activations, operations, [tokens for _ in lengths])]
 
     def run(
         self,

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, ClassVar, TypeAlias
 
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.timesteps import TimeDtype
@@ -72,14 +71,13 @@ class PatchModel(FlowModel):
         return transformer.condition(text, images)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, sharing = self.guidance.branches(request), self.sharing(request)
+        sharing = self.sharing(request)
         image, seen = shape.count, sum(one.count for one in self.reference_shapes(request))
         shared, others = (image + seen, 0) if self.shares_references else (image, seen)
         peak = self.step_peak(max(lengths) + others + sharing.part(shared))
         activations = self.call_bytes(peak, shared, max(lengths) + image + seen, sharing)
-        activations += kept_bytes(self.config.dim, [shared] * len(branches)) if request.caches else 0
         operations = (self.step_operations(image, length, seen) for length in lengths)
-        return [self.denoising(plan, branches, sharing, activations, operations)]
+        return [self.denoising(request, plan, activations, operations, [shared] * len(lengths))]
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(1), self.guidance.branches(request)
@@ -106,6 +104,5 @@ class PatchModel(FlowModel):
             request,
             make_phases,
             shapes_of(texts, grid),
-            pack=packing.tokens,
-            unpack=lambda x: packing.image(x, *grid),
+            packing=packing.patches(*grid),
         )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.flux_dit import PATCH
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -45,19 +43,18 @@ class TimeModulated(FlowModel):
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
-        branches, sharing = self.guidance.branches(request), self.sharing(request)
+        sharing = self.sharing(request)
         tokens = sum(one.count for one in [shape, *self.reference_shapes(request)]) // PATCH**2
         peak = flux_blocks.step_peak(self.config, sharing.part(tokens) + max(lengths))
         activations = self.call_bytes(peak, tokens, tokens + max(lengths), sharing)
-        activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         operations = [flux_blocks.step_operations(self.config, tokens + length) for length in lengths]
-        denoise = self.denoising(plan, branches, sharing, activations, operations)
+        denoise = self.denoising(request, plan, activations, operations, [tokens] * len(lengths))
         timesteps, (start, layer) = self.timesteps(plan), self.made_by
         if self.modulations.has(timesteps):
             return [denoise]
         loaded = self.runtime.load_plan(denoise.component)
         rows = flux_blocks.modulation_rows(self.config, loaded, len(timesteps), layer)
-        return [self.modulations.stage(denoise.component, rows, start, [activations]), denoise]
+        return [self.modulations.stage(denoise.component, rows, start, [denoise.splits[0].activations]), denoise]
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)
@@ -85,6 +82,5 @@ class TimeModulated(FlowModel):
             request,
             make_phases,
             shapes_of(texts, grid),
-            pack=packing.pack,
-            unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
+            packing=packing.squares(shape.rows, shape.columns),
         )
