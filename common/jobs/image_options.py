@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from qwenimg.common.base.errors import UsageError
@@ -99,7 +100,7 @@ def parse_json(data: Mapping[str, Any]) -> Options:
     """Return the options in `data`, a JSON object, once their names and types are checked. Raises OptionFault."""
     for key, value in data.items():
         if key not in TEXT_OPTIONS:
-            raise OptionFault(key, f"unknown field {clean(key, 40)!r}; known are {', '.join(TEXT_OPTIONS)}")
+            raise OptionFault(key, f"unknown field {clean(key, 40)!r}; {_meant(key)}")
         if not isinstance(value, TEXT_OPTIONS[key].types) or isinstance(value, bool):
             raise OptionFault(key, f"{key} is {clean(value, 40)!r}; expected {TEXT_OPTIONS[key].expected}")
         try:
@@ -107,6 +108,15 @@ def parse_json(data: Mapping[str, Any]) -> Options:
         except UsageError as error:
             raise OptionFault(key, str(error)) from None
     return dict(data) | ({"seed": str(data["seed"])} if "seed" in data else {})
+
+
+def _meant(key: str) -> str:
+    """Return what to write in place of the field `key`, which is not known."""
+    if key in ALL:
+        return f"give --{ALL[key].dashed} outside the file, for all lines"
+    names = {word.replace("-", "_"): one.name for one in TEXT_OPTIONS.values() for word in (one.name, *one.aliases)}
+    near = get_close_matches(key[:100].lower().replace("-", "_"), names, n=1, cutoff=0.75)
+    return f"did you mean {names[near[0]]}?" if near else "qwenimg generate --help --json lists the known ones"
 
 
 def of_request(options: Options) -> Options:

@@ -540,6 +540,21 @@ def test_options_inside_the_quotes_of_a_prompt_are_named(library: Library, tmp_p
     assert len(cli("--prompt-file", "p.txt", "--keep-going").paths) == 2
 
 
+@pytest.mark.parametrize(
+    ("field", "advice"),
+    [
+        ("stepz", "did you mean steps?"),
+        ("cfg_scale", "did you mean guidance?"),
+        ("image", "give --image outside the file, for all lines"),
+        ("zzz", "qwenimg generate --help --json lists the known ones"),
+    ],
+)
+def test_an_unknown_field_of_a_line_names_what_is_meant(library: Library, field: str, advice: str) -> None:
+    """It listed fifty fields, of which the length of a line cut away the half."""
+    Path("p.txt").write_text(json.dumps({"prompt": "x", field: 1}))
+    cli("--prompt-file", "p.txt").refused(5, f"p.txt:1: unknown field '{field}'; {advice}")
+
+
 def test_outputs_are_checked_before_the_model_is_loaded(library: Library, tmp_path: Path) -> None:
     Path("taken.png").write_bytes(b"mine")
     Path("sub.png").mkdir()
