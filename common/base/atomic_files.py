@@ -172,8 +172,10 @@ def _reason(error: OSError | ValueError) -> str:
 def _failure(path: Path, size: int, error: OSError) -> QwenimgError:
     shown = shown_path(path)
     if disk_full(error):
-        free = shutil.disk_usage(path.parent).free
-        return DoesNotFit(f"{shown}: {_reason(error)}: {size:,} bytes needed, {free:,} free; choose another disk")
+        free = f"{shutil.disk_usage(path.parent).free:,} free"
+        if error.errno == errno.EFBIG:  # of a process's limit, or a disk like FAT32
+            free = "more than `ulimit -f` or this disk allows"
+        return DoesNotFit(f"{shown}: {_reason(error)}: {size:,} bytes needed, {free}; choose another disk")
     if error.errno == errno.EEXIST:
         return _exists(path)
     return UsageError(f"{shown}: cannot be written: {_reason(error)}; choose another place")

@@ -186,9 +186,11 @@ def _check_same(work: Path, note: dict[str, object]) -> None:
 def _failure(out: Path, work: Path, error: OSError) -> Exception:
     reason = clean(error.strerror or error, 60)
     if disk_full(error):
-        free = size_text(shutil.disk_usage(out.parent).free)
-        done = f"what is done stays in {shown_path(work.name, 60)}"
-        return DoesNotFit(f"{shown_path(out)}: {reason}, {free} free: make room and run it again, {done}")
+        free = f"{size_text(shutil.disk_usage(out.parent).free)} free: make room and run it again"
+        if error.errno == errno.EFBIG:  # of a process's limit, or a disk like FAT32
+            free = "more than `ulimit -f` or this disk allows: raise it or choose another disk"
+        done = f", what is done stays in {shown_path(work.name, 60)}" if work.exists() else ""
+        return DoesNotFit(f"{shown_path(out)}: {reason}, {free}{done}")
     return UsageError(f"{shown_path(out)}: cannot be written: {reason}; choose another place")
 
 

@@ -313,14 +313,19 @@ def test_a_full_disk(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert not list(tmp_path.iterdir()), "nothing was done that could go on"
     monkeypatch.setattr(parts, "SHARD", 100_000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        cli("convert", str(model), str(tmp_path / "b"), "--quiet").refused(4, "stays in b.part")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, before[1]))  # more than the first shards, less than another
+        cli("convert", str(model), str(tmp_path / "b"), "--quiet").refused(4, "stays in b.part", "`ulimit -f`")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+        alone = cli("convert", str(model), str(tmp_path / "c"), "--quiet")
+        alone.refused(4, "`ulimit -f`")
+        assert "stays in" not in alone.err and not (tmp_path / "c.part").exists(), "no shard was finished"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, old)
-    assert not list((tmp_path / "b.part").rglob("*.safetensors.part"))
+    finished = {path.name for path in (tmp_path / "b.part").rglob("*.safetensors*")}
+    assert finished and all(name.endswith(".safetensors") for name in finished)
     assert cli("convert", str(model), str(tmp_path / "b"), "--quiet").code == 0
 
 

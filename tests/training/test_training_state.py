@@ -539,7 +539,7 @@ def test_no_room_is_told_before_the_first_step(tmp_path: Path):
         text = refused(starts(options("vae", tmp_path / "out")), 4)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "bytes needed" in text
+    assert "bytes needed" in text and "`ulimit -f`" in text and " free" not in text
     assert not [p.name for p in tmp_path.rglob("*") if p.is_file()]
 
 
