@@ -78,6 +78,7 @@ class Check:
         """Set the parts. networks: of denoisers, which are checked when they are opened."""
         self.runtime, self.networks = runtime, networks
         self.differences: dict[str, Difference] = {}
+        self._reported: list[Difference] = []
 
     def opened(self, component: Component, network: Any) -> Any:
         """Have the first predictions of a denoiser compared. An observer of `Runtime`."""
@@ -99,8 +100,12 @@ class Check:
         self.differences[found.shortcut] = replace(largest, faults=faults)
 
     def report(self, *shortcuts: str) -> None:
-        """Print the differences of `shortcuts`, those beyond their limit as warnings."""
+        """Print the differences of `shortcuts`, those beyond their limit as warnings; of a second denoiser only those
+        that are larger than the first one's."""
         for found in (self.differences[name] for name in shortcuts if name in self.differences):
+            if found in self._reported:
+                continue
+            self._reported.append(found)
             if found.faults:
                 self.runtime.notify("warning", f"{found.line()}: {found.advice()}")
             else:

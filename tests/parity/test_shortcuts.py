@@ -79,6 +79,13 @@ def test_nothing_is_found_where_nothing_is_wrong(tiny: dict[str, Path], kind: st
     assert of(lines, KEPT)  # tiny models of some families have no layer that can be quantized
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_denoiser_repeats_no_line(tiny_cascade: Path, backend: str) -> None:
+    """Its line was that of the first one once more."""
+    _, lines = drawn(tiny_cascade, backend, check=True)
+    assert lines == [("notice", f"check: {KEPT}: no difference")]
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.usefixtures("traced")
