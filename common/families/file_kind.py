@@ -16,6 +16,7 @@ FLAGS = {
     "transformer": "--transformer",
     "text_encoder": "--text-encoder",
     "vae": "--vae",
+    "effnet": "--effnet",
     "lora": "--lora",
     "control": "--control",
     "ip_adapter": "--ip-adapter",
@@ -30,6 +31,7 @@ _NAMES = {
     "unet": "UNet",
     "text_encoder": "text encoder",
     "vae": "VAE",
+    "effnet": "encoder of pictures",
 }
 
 

@@ -30,7 +30,12 @@ from qwenimg.common.weights.plan import closed_on_failure
 SCHEDULER, CONFIG = "scheduler/scheduler_config.json", "config.json"
 Given: TypeAlias = Mapping[str, Path]
 """Folders and files by the names of the parts that they are."""
-_OPTIONS = {"transformer": "--transformer", "unet": "--unet", "vae": "--vae"}  # all other parts are text encoders
+_OPTIONS = {
+    "transformer": "--transformer",
+    "unet": "--unet",
+    "vae": "--vae",
+    "effnet": "--effnet",
+}  # all other parts are text encoders
 
 
 @dataclass(frozen=True, kw_only=True)

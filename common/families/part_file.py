@@ -27,7 +27,7 @@ from qwenimg.common.parts.texts import clip_files
 from qwenimg.common.runtime.checkpoint import Component
 
 _ALL = "--transformer FILE --text-encoder FILE --vae FILE"
-_OPTIONS = {"vae": "--vae", "transformer": "--transformer"}  # all other parts are text encoders
+_OPTIONS = {"vae": "--vae", "transformer": "--transformer", "effnet": "--effnet"}  # all other parts are text encoders
 
 
 class FamilyFile(Protocol):

@@ -23,7 +23,7 @@ PROCESSOR = "processor"
 """The folder of the processor: some models have their tokenizer there, beside the settings of their patches."""
 _OF_OTHERS = ("model.safetensors.index.json", "model.safetensors", "0.safetensors")  # one shows that a part is there
 _BESIDE = re.compile(
-    r"(modular_)?model_index\.json|scheduler/scheduler_config\.json"
+    r"effnet_encoder\.safetensors|(modular_)?model_index\.json|scheduler/scheduler_config\.json"
     r"|processor/((preprocessor_config|chat_template)\.json|chat_template\.jinja)"
     r"|((t5_)?tokenizer(_\d)?|processor|text_encoder)/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt|spiece\.model)"
 )

@@ -51,7 +51,8 @@ def _beside(kind: FileKind, name: str) -> str:
     file = f" {clean(name, 80)}" if name else ""
     if not kind.is_part or not kind.parts_alone:
         return f"{file}, beside the model that it belongs to (-m)"
-    others = [part for part in PARTS if part in file_kind.FLAGS and part != kind.option]
+    own = frozenset[str]().union(*(family.load_options for family in kind.families))
+    others = [part for part in PARTS if part in file_kind.FLAGS and part in own and part != kind.option]
     download = catalog.small_files(kind.families[0].name) if len(kind.families) == 1 else None
     tokenizer = f"; its tokenizer is {size_text(download.bytes)}, qwenimg pull {download.name}" if download else ""
     return f"{file}, beside {file_kind.listed_flags(others)}{tokenizer}"
@@ -146,7 +147,7 @@ def located(options: LoadOptions) -> tuple[ModelFolders, LoadOptions]:
     if name and (path := folders.of_any_kind(name)) != name:
         check_whole(Path(path), name, completed=bool(options.parts))
     model, refiner = (one and folders.locate(one, "model") for one in (name, options.refiner))
-    parts = {part: Path(folders.locate(str(path), PARTS[part].again or part)) for part, path in options.parts.items()}
+    parts = {part: Path(folders.locate(str(path), _kind(part))) for part, path in options.parts.items()}
     preview = options.preview_with and Path(folders.locate(str(options.preview_with), "vae"))
     wildcards = tuple(dict.fromkeys((*options.wildcards, *folders.wildcards)))
     if OFF in map(str, options.wildcards):
@@ -154,6 +155,11 @@ def located(options: LoadOptions) -> tuple[ModelFolders, LoadOptions]:
     return folders, replace(
         options, model=model, refiner=refiner, parts=parts, preview_with=preview, wildcards=wildcards
     )
+
+
+def _kind(part: str) -> str:
+    """Return the kind of folders that a part's files are in: what encodes pictures is among VAEs."""
+    return "vae" if part == "effnet" else PARTS[part].again or part
 
 
 def check_no_collection(path: Path) -> None:

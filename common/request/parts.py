@@ -35,6 +35,7 @@ _ROWS: dict[str, Option] = {
     "text_encoder_2": replace(_FILE, again="text_encoder"),
     "text_encoder_3": replace(_FILE, again="text_encoder"),
     "vae": replace(_FILE, help="use these weights of the VAE"),
+    "effnet": replace(_FILE, help="use these weights of the network by which Stable Cascade sees a picture"),
 }
 PARTS: Mapping[str, Option] = {name: replace(_ROWS[name], name=name, kind=Path) for name in _ROWS}
 """The options of the parts, by the names of the parts' folders; the UNet too is called transformer."""

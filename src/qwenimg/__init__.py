@@ -85,6 +85,7 @@ def load(
     text_encoder_2: str | Path | None = None,
     text_encoder_3: str | Path | None = None,
     vae: str | Path | None = None,
+    effnet: str | Path | None = None,
     models_dir: str | Path | Sequence[str | Path] | None = (),
     wildcards: str | Path | Sequence[str | Path] | None = (),
     preview_with: str | Path | None = None,
@@ -115,6 +116,7 @@ def load(
         text_encoder_2: a folder or file of its weights.
         text_encoder_3: a folder or file of its weights.
         vae: a folder or file of its weights.
+        effnet: a folder or file of its weights.
         models_dir: folders where models, parts and LoRAs have names.
         wildcards: folders of the files that __name__ in a prompt is filled from; 'off' takes prompts as text.
         preview_with: a folder or file of a tiny VAE that makes previews.

@@ -42,6 +42,7 @@ NAMES = {
     "transformer",
     "text_encoder",
     "vae",
+    "effnet",
     "preview_with",
     "rewrite_with",
 }

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import oracle_effnet
 from support.cli_runner import cli
 from support.drawn_files import check_eight_bits, saved
 from support.gguf_files import write
+from support.relative import relative
 from support.tiny_cascade import (
     WIDE_PRIOR,
     authors_file,
@@ -26,12 +28,15 @@ from support.tiny_clip import tiny_clip
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.cascade import checkpoint
 from qwenimg.common.families.cascade.checkpoint import LAYOUTS
+from qwenimg.common.families.cascade.known import EFFNET_FILE
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import cascade_unet
 from qwenimg.common.networks.denoisers.cascade_unet import CascadeConfig
 from qwenimg.common.networks.layout import StoredShapes
+from qwenimg.common.networks.vaes import effnet
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.open_file import open_part
 
@@ -295,3 +300,68 @@ def test_streamed_weights_draw_the_same(model: Path, drawn: dict[str, Any]) -> N
         for more in ({"preset": "memory"}, {"max_memory": "40MB"}):
             made = qwenimg.load(model, backend, "fp32", **more)("a red circle", **ASKED)  # type: ignore[arg-type]
             assert np.array_equal(made.latents, drawn[backend].latents), more
+
+
+# The encoder of pictures
+
+
+def test_places_of_the_encoder_of_pictures(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given as a file, beside the parts of the decoder as published, in the prior's file as ComfyUI has it, in the
+    hub's cache, and in a folder as `convert` writes it; each is the same network."""
+    tensors = oracle_effnet.tiny_effnet()
+    file = saved(tmp_path / "e.safetensors", tensors)
+    lines = describe(file).lines
+    print(*lines, sep="\n")
+    assert "encoder of pictures, its authors' names" in lines[0] and "--effnet FILE" in lines[-1]
+    beside = tmp_path / "beside"
+    shutil.copytree(model, beside)
+    shutil.copy(file, beside / EFFNET_FILE)
+    comfy = prior() | {f"vae.encoder.{name}": one for name, one in tensors.items()}
+    comfy |= {"vae.encoder.mean": torch.ones(3), "vae.previewer.blocks.0.bias": torch.ones(3)}
+    stage_c = saved(tmp_path / "stage_c.safetensors", comfy)
+    assert "Stable Cascade's prior" in describe(stage_c).lines[0]
+    assert cli("convert", str(beside), str(tmp_path / "o"), "--quiet").code == 0
+    assert "effnet" in describe(tmp_path / "o").lines[-1] or any(
+        "effnet" in one for one in describe(tmp_path / "o").lines
+    )
+    pixels = np.random.default_rng(0).random((1, 3, 64, 32), np.float32)
+    expected = oracle_effnet.encoded(tensors, pixels)
+    mean, std = (np.array(values, np.float32)[:, None, None] for values in (effnet.MEAN, effnet.STD))
+    bare_model = qwenimg.load(model, "cpu", "fp32")
+    assert "effnet" not in bare_model.checkpoint.components
+    monkeypatch.setattr(checkpoint, "find_cached", lambda name: file if name.endswith(EFFNET_FILE) else None)
+    for place, given in (
+        (model, {"effnet": file}), (beside, {}), (model, {"transformer": stage_c}), (tmp_path / "o", {}), (model, {}),
+    ):  # fmt: skip
+        pipe = qwenimg.load(place, "cpu", "fp32", **given)  # type: ignore[arg-type]
+        part = pipe.checkpoint["effnet"]
+        made = pipe.engine.open(part.network, part.config, part.stored(pipe.precision), pipe.precision)
+        assert relative(made.encode((pixels - mean) / std), expected) < 1e-5, (place, given)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"backbone.1.0.block.0.1.running_var": None}, "lacks tensor 'backbone.1.0.block.0.1.running_var'"),
+        ({"mapper.1.running_mean": None}, "lacks tensor 'mapper.1.running_mean'"),
+        ({"backbone.4.1.block.2.fc1.weight": (3, 32, 1, 1)}, "backbone.4.1.block.2.fc1.weight"),
+        ({"backbone.3.1.block.0.0.weight": (8, 8, 3, 3)}, "'backbone.3.1.block"),
+        ({"backbone.2.0.block.1.1.bias": (6, 1)}, "has not 1 dimensions in tensor 'backbone.2.0.block.1.1.bias'"),
+        ({"mapper.1.running_mean": (8,), "mapper.1.running_var": (8,), "mapper.0.weight": (8, 20, 1, 1)},
+         "the prior takes 16 channels, the encoder of pictures makes 8"),
+        ({"backbone.8.0.weight": (3,)}, "unknown tensor 'backbone.8.0.weight'"),
+        ({"mapper.0.weight": None},
+         "holds no effnet of the encoder of Stable Cascade, by its authors' names or ComfyUI's"),
+    ],
+)  # fmt: skip
+def test_hostile_files_of_the_encoder(
+    model: Path, tmp_path: Path, change: dict[str, tuple[int, ...] | None], match: str
+) -> None:
+    tensors = oracle_effnet.tiny_effnet()
+    for name, shape in change.items():
+        tensors.pop(name, None)
+        tensors |= {} if shape is None else {name: torch.ones(shape)}
+    with pytest.raises(ModelError) as caught:
+        qwenimg.load(model, "cpu", "fp32", effnet=saved(tmp_path / "e.safetensors", tensors))
+    print(caught.value)
+    assert match in str(caught.value) and len(str(caught.value)) <= 300

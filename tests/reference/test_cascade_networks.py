@@ -1,4 +1,5 @@
-"""Stable Cascade's UNets and VAE on both backends against diffusers, in float32."""
+"""Stable Cascade's UNets and VAE on both backends against diffusers, in float32, and its encoder of pictures against
+its description in float64."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import oracle_cascade
+from safetensors.torch import save_file
+from support import oracle_cascade, oracle_effnet
 from support.policies import FP32
 from support.relative import relative_float32
 from support.tiny_cascade import DECODER, PRIOR, tiny_decoder, tiny_prior, tiny_vqgan
@@ -17,8 +19,9 @@ from support.tiny_cascade import DECODER, PRIOR, tiny_decoder, tiny_prior, tiny_
 from qwenimg import backends
 from qwenimg.common.networks.denoisers import cascade_conditioning, cascade_unet
 from qwenimg.common.networks.denoisers.cascade_unet import CascadeConfig
-from qwenimg.common.networks.vaes import paella_vae
+from qwenimg.common.networks.vaes import effnet, paella_vae
 from qwenimg.common.parts.components import open_component, read_config
+from qwenimg.common.parts.open_file import open_part
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 1e-5  # relative L2 of a forward
@@ -94,6 +97,32 @@ def test_vae(tmp_path: Path, backend: str) -> None:
             error = relative_float32(ours.decode(latents, rows), theirs)
             print(f"{backend} VAE {h}x{w} in bands of {rows}: {error:.1e} (limit {FLOAT32})")
             assert error <= FLOAT32 and theirs.std() > 0.1
+
+
+NORMED = np.array(effnet.MEAN, np.float32)[:, None, None], np.array(effnet.STD, np.float32)[:, None, None]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", ["tiny", "published"])
+def test_encoder(tmp_path: Path, backend: str, size: str) -> None:
+    """Of a tiny one and of the published sizes, from its authors' file and from ComfyUI's; the configuration is that
+    of the shapes."""
+    config = effnet.EffnetConfig(**oracle_effnet.TINY) if size == "tiny" else effnet.EffnetConfig()
+    tensors = oracle_effnet.tiny_effnet(shapes=effnet.manifest(config))
+    comfy = {f"vae.encoder.{name}": one for name, one in tensors.items()} | {"vae.encoder.mean": torch.ones(3)}
+    rng, engine = np.random.default_rng(1), backends.load(backend)
+    for i, file in enumerate((tensors, comfy)):
+        save_file(file, tmp_path / f"{i}.safetensors")
+        part = open_part(effnet.LAYOUTS, tmp_path / f"{i}.safetensors", effnet.EffnetConfig(), "effnet")
+        assert part.config == config
+        ours = engine.open(part.network, part.config, part.stored(FP32), FP32)
+        for h, w in ((1, 2), (3, 2)) if i == 0 else ((1, 1),):
+            pixels = rng.random((1, 3, 32 * h, 32 * w), np.float32)
+            theirs = oracle_effnet.encoded(tensors, pixels)
+            made = ours.encode((pixels - NORMED[0]) / NORMED[1])
+            error = relative_float32(made, theirs)
+            print(f"{backend} encoder, {size}, {h}x{w}: {error:.1e} (limit {FLOAT32})")
+            assert error <= FLOAT32 and made.shape == (1, 16, h, w) and theirs.std() > 0.1
 
 
 @pytest.mark.parametrize("kind", ["prior", "decoder", "vae"])

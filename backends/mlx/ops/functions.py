@@ -261,7 +261,7 @@ def _gated_gelu(values: Array, gate: Array) -> Array:
 
 @fused
 def sigmoid_gated(x: Array, gate: Array) -> Array:
-    """Return x times the sigmoid of `gate`."""
+    """Return x times the sigmoid of `gate`, one for each value of x or for several."""
     return x * mx.sigmoid(gate)
 
 

@@ -275,6 +275,30 @@ class ChannelStatistics(mlx.nn.Module):
         return self.running_mean.astype(dtype), self.running_var.astype(dtype) + self.eps
 
 
+class BatchNorm(mlx.nn.Module):
+    """A batch norm by the statistics of its training, with gain and bias if it is `affine`."""
+
+    path = ""
+
+    def __init__(self, channels: int, eps: float, affine: bool = True):
+        super().__init__()
+        self.eps, self.affine = eps, affine
+        self.running_mean = mx.zeros((channels,))
+        self.running_var = mx.zeros((channels,))
+        if affine:
+            self.weight = mx.zeros((channels,))
+            self.bias = mx.zeros((channels,))
+
+    def __call__(self, x: Array) -> Array:
+        """Return (x - mean) / deviation * weight + bias for x [B h w C], in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        mean, variance = self.running_mean.astype(wide.dtype), self.running_var.astype(wide.dtype)
+        slope = mx.rsqrt(variance + self.eps)
+        slope = slope * self.weight.astype(wide.dtype) if self.affine else slope
+        shift = self.bias.astype(wide.dtype) - mean * slope if self.affine else -mean * slope
+        return seen("batch_norm", self.path, (wide * slope + shift).astype(x.dtype))
+
+
 class LayerNorm(mlx.nn.Module):
     path = ""
     compute: Compute | None = None

@@ -244,8 +244,9 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
-    """Return x times the sigmoid of `gate`. Neither is read again."""
-    return gate.sigmoid_().mul_(x) if in_place(gate) and gate.dtype == x.dtype else x * torch.sigmoid(gate)
+    """Return x times the sigmoid of `gate`, one for each value of x or for several. Neither is read again."""
+    alike = gate.dtype == x.dtype and gate.shape == x.shape
+    return gate.sigmoid_().mul_(x) if in_place(gate) and alike else x * torch.sigmoid(gate)
 
 
 def geglu(x: Tensor) -> Tensor:

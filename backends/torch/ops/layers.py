@@ -370,6 +370,31 @@ class ChannelStatistics(torch.nn.Module):
         return mean, variance + self.eps
 
 
+class BatchNorm(torch.nn.Module):
+    """A batch norm by the statistics of its training, with gain and bias if it is `affine`."""
+
+    path = ""
+
+    def __init__(self, channels: int, eps: float, affine: bool = True):
+        super().__init__()
+        self.eps, self.affine = eps, affine
+        self.running_mean = torch.nn.Parameter(torch.empty(channels))
+        self.running_var = torch.nn.Parameter(torch.empty(channels))
+        if affine:
+            self.weight = torch.nn.Parameter(torch.empty(channels))
+            self.bias = torch.nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (x - mean) / deviation * weight + bias for x [B C h w], in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        mean, variance = (_wide(self, name, wide.dtype) for name in ("running_mean", "running_var"))
+        slope = (variance + self.eps).rsqrt()
+        slope = slope * _wide(self, "weight", wide.dtype) if self.affine else slope
+        shift = _wide(self, "bias", wide.dtype) - mean * slope if self.affine else -mean * slope
+        normed = torch.addcmul(shift[:, None, None], wide, slope[:, None, None])
+        return seen("batch_norm", self.path, normed.to(x.dtype))
+
+
 class LayerNorm(torch.nn.Module):
     path = ""
     compute: Compute | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from qwenimg.common.families.cascade.checkpoint import FITS, LAYOUTS, NETWORKS, OPENING, parts_of
+from qwenimg.common.families.cascade.checkpoint import EFFNET, FITS, LAYOUTS, NETWORKS, OPENING, parts_of
 from qwenimg.common.families.cascade.known import CASCADE, NAME
 from qwenimg.common.families.cascade.model import Cascade
 from qwenimg.common.families.family import Family
@@ -47,16 +47,17 @@ FAMILY = Family(
         "StableCascadePriorPipeline": "is the prior of Stable Cascade alone: open the folder of its decoder, "
         "and give this one by --transformer"
     },
-    components=(("decoder", "prior"), ("text_encoder",), ("vqgan",)),
+    components=(("decoder", "prior"), ("text_encoder",), ("vqgan", EFFNET)),
     precision=KIND,
     parts=NETWORKS,
     folders={"transformer": "prior", "vae": "vqgan"},
     fits=FITS,
+    load_options=frozenset({"transformer", "text_encoder", "vae", EFFNET, "tokenizer"}),
     open=OPENING.open,
     files=(
         ModelFile(
             title="Stable Cascade",
-            parts=(*NETWORKS,),
+            parts=("transformer", "decoder", "text_encoder", "vae"),
             is_in=lambda header: bool(parts_of(header)),
             open=OPENING.open_inside,
         ),
@@ -67,6 +68,13 @@ FAMILY = Family(
             use="-m DECODER --transformer FILE",
         ),
         PartFile(option="vae", title="Stable Cascade's VAE", layouts=LAYOUTS["vae"], use="-m MODEL --vae FILE"),
+        PartFile(
+            option=EFFNET,
+            title="Stable Cascade's encoder of pictures",
+            layouts=LAYOUTS[EFFNET],
+            use="-i PICTURE -m MODEL --effnet FILE",
+            is_alone=True,
+        ),
         CLIP_G,
     ),
     models={"": Cascade},

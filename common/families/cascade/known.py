@@ -8,6 +8,8 @@ from qwenimg.common.parts.downloads import Download
 NAME = "stable-cascade"
 """The folder of published configurations."""
 LICENSE = "Stability AI non-commercial research (Stable Cascade)"
+EFFNET_FILE = "effnet_encoder.safetensors"
+"""The encoder of pictures, beside the folders of the decoder's repository."""
 PRIOR = Download(
     name="stable-cascade-prior",
     repo="stabilityai/stable-cascade-prior",
@@ -28,7 +30,7 @@ CASCADE = KnownModel(
     purpose=f"pictures of 1024 pixels in two parts; needs {PRIOR.name} too",
     steps=20,
     guidance=4.0,
-    bytes=9_100_000_000,
+    bytes=9_200_000_000,
     memory=10_000_000_000,
     family="cascade",
     dtype="float32",

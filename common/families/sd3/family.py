@@ -85,7 +85,7 @@ FAMILY = Family(
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"tokenizer", *PARTS}),
+    load_options=frozenset({"tokenizer", *PARTS}) - {"effnet"},
     open=OPENING.open,
     files=(
         ModelFile(

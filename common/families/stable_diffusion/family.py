@@ -132,7 +132,7 @@ FAMILY = Family(
     parts=NETWORKS,
     fits=FITS,
     published=_published,
-    load_options=frozenset({"prediction", "tokenizer", *PARTS}),
+    load_options=frozenset({"prediction", "tokenizer", *PARTS}) - {"effnet"},
     open=checkpoints.open_checkpoint,
     files=(
         PartFile(

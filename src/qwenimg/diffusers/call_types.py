@@ -122,6 +122,7 @@ class LoadKeywords(TypedDict, total=False):
     text_encoder_2: str | Path | None
     text_encoder_3: str | Path | None
     vae: str | Path | None
+    effnet: str | Path | None
     models_dir: str | Path | Sequence[str | Path] | None
     wildcards: str | Path | Sequence[str | Path] | None
     preview_with: str | Path | None
