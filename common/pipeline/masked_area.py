@@ -30,10 +30,10 @@ class MaskedArea:
         return masks.put_back(self.picture, drawn, self.box, self.mask)
 
 
-def split(request: Request) -> MaskedArea:
+def split(request: Request, put_back: bool = False) -> MaskedArea:
     """Return what is drawn of `request`: with `only_masked` its pictures cut around the mask, and put back into the
-    first. With `mask_blur` alone that picture is kept outside. Pictures that the model sees besides the first stay
-    whole. Raises UsageError for a mask without any white."""
+    first. With `mask_blur` alone, or for a model that draws all anew (`put_back`), that picture is kept outside.
+    Pictures that the model sees besides the first stay whole. Raises UsageError for a mask without any white."""
     if request.mask is None:
         return MaskedArea(whole=request, drawn=request)
     sharp = 255 - request.mask if request.mask_mode == "outside" else request.mask
@@ -47,7 +47,7 @@ def split(request: Request) -> MaskedArea:
         if box is None:
             raise UsageError("only-masked: the mask has nothing to draw anew; white is what is drawn anew")
         return MaskedArea(whole=request, drawn=_cut(drawn, box), picture=picture, box=box, mask=mask)
-    if not request.mask_blur:
+    if not (request.mask_blur or put_back):
         return MaskedArea(whole=request, drawn=drawn)
     shown = np.clip(pixels.fit(mask, width, height).astype(np.int16) * 2, 0, 255).astype(np.uint8)
     picture = pixels.fit(picture, width, height)

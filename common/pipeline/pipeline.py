@@ -320,7 +320,7 @@ class Pipeline:
         return [self(text, wait=wait, **asked) for text in texts]
 
     def _generate(self, request: Request, notes: Sequence[str]) -> Generator[Step | Result, None, None]:
-        area = masked_area.split(request)
+        area = masked_area.split(request, self.model.inputs.mask.put_back)
         plan = self.model.plan(area.drawn)
         about = *notes, *start.warnings(request, plan), *self.model.warnings(area.drawn)
         about += (
@@ -422,10 +422,10 @@ class Pipeline:
         with model.prepare(request, plan, shape) as run:
             x, before = run.array(start.first(plan, initial)), done
             seen = -(-request.height // model.scale), -(-request.width // model.scale)
-            for segment in plan.segments:
+            for i, segment in enumerate(plan.segments):
                 at = done - before
                 if segment.shape is not None:
-                    seen_before = (run.latents(x),)
+                    seen_before = (start.last(run.latents(x), plan.segments[i - 1], initial),)
                     initial = Initial(noise=generator.normal(segment.shape), references=seen_before)
                     x = run.array(initial.noise * np.float32(segment.schedule.initial))
                 for moved, denoised, sigma, seconds in self._walk(run, segment, x, initial, generator, at, cache):
@@ -437,7 +437,7 @@ class Pipeline:
                         see = partial(preview.hidden, *seen)
                     size = request.width, request.height
                     yield Step(index=done, total=most, sigma=sigma, seconds=seconds, size=size, read=read, see=see)
-            latents = start.last(run.latents(x), plan, initial)
+            latents = start.last(run.latents(x), plan.segments[-1], initial)
             del x
             if cache is not None:
                 cache.free()

@@ -18,7 +18,7 @@ from qwenimg.common.pictures import masks, pixels
 from qwenimg.common.pipeline import control_pictures
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
-from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.request.option import no_effect
 from qwenimg.common.request.request import OPTIONS, Request
 
@@ -194,7 +194,7 @@ def first(plan: SamplingPlan, initial: Initial) -> Latents:
     return latents * np.float32(schedule.alpha(sigma)) + initial.noise * np.float32(sigma)
 
 
-def last(latents: Latents, plan: SamplingPlan, initial: Initial) -> Latents:
-    """Return the latents to decode, scaled for the schedule's end, with the initial image's outside a mask."""
-    latents = latents * np.float32(plan.segments[-1].schedule.final)
+def last(latents: Latents, segment: Segment, initial: Initial) -> Latents:
+    """Return the latents behind a segment, scaled for its schedule's end, with the initial image's outside a mask."""
+    latents = latents * np.float32(segment.schedule.final)
     return latents if initial.mask is None else initial.mask.paste(latents, initial.latents)

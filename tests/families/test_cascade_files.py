@@ -49,7 +49,7 @@ Tensors = dict[str, torch.Tensor]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose prior has widths of whole blocks of codes."""
     folder = tmp_path_factory.mktemp("cascade") / "model"
-    write_tiny_cascade(folder, WIDE_PRIOR)
+    write_tiny_cascade(folder, WIDE_PRIOR, encodes=False)
     return folder
 
 

@@ -117,8 +117,8 @@ def test_a_run_does_what_its_plan_says(load: Callable[[int | None], Pipeline], k
     every = [BRIEF | asked for asked in PICTURES]
     if kind not in STARTING:
         every = [{name: asked[name] for name in asked if name != "strength"} for asked in every if "hires" not in asked]
-    if kind == "cascade":  # from text alone
-        every = [asked for asked in every if "image" not in asked]
+    if kind == "cascade":  # whose latents are not those that a run begins from
+        every = [asked for asked in every if "hires_with" not in asked]
     with closing(load(10**12)) as pipe:
         least = lowest(pipe, every)
     seen, whole, errors = set[tuple[bool, int]](), list[np.ndarray](), list[float]()

@@ -37,7 +37,12 @@ def upscaler(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), crossed([kind for kind in FIRST.values() if kind in STARTING], ("lanczos", "latent"))
+    ("kind", "name"),
+    [
+        pair
+        for pair in crossed([kind for kind in FIRST.values() if kind in STARTING], ("lanczos", "latent"))
+        if pair.values != ("cascade", "latent")  # whose latents are not those that a run begins from
+    ],
 )
 @pytest.mark.sample(1)
 def test_both_backends_draw_the_same_picture(tiny: dict[str, Path], tmp_path: Path, kind: str, name: str) -> None:

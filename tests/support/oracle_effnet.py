@@ -4,6 +4,7 @@ file's tensors, in float64. And a tiny one."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,12 @@ import torch.nn.functional as F
 
 Tensors = Mapping[str, torch.Tensor]
 # The sizes of a tiny encoder, whose latents are those of the tiny prior
-TINY = {"widths": (4, 4, 6, 8, 8, 12, 16), "layers": (2, 2, 1, 2, 1, 2), "features": 20, "latent_channels": 16}
+TINY: dict[str, Any] = {
+    "widths": (4, 4, 6, 8, 8, 12, 16),
+    "layers": (2, 2, 1, 2, 1, 2),
+    "features": 20,
+    "latent_channels": 16,
+}
 _STRIDES = (1, 2, 2, 2, 1, 2)
 
 
@@ -20,7 +26,7 @@ def tiny_effnet(seed: int = 31, shapes: Mapping[str, tuple[int, ...]] | None = N
     of other sizes than TINY's."""
     from qwenimg.common.networks.vaes import effnet
 
-    shapes = shapes or effnet.manifest(effnet.EffnetConfig(**TINY))  # type: ignore[arg-type]
+    shapes = shapes or effnet.manifest(effnet.EffnetConfig(**TINY))
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
     for name, shape in shapes.items():
         value = torch.randn(shape, generator=generator)

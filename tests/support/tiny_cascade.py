@@ -1,6 +1,6 @@
 """A tiny Stable Cascade, written by diffusers itself, with nothing in it that is all ones or zeros: the folder of its
-decoder with that of its prior inside, and the folder of the prior's own pipeline. And the UNets by their authors'
-names."""
+decoder with that of its prior inside, and the folder of the prior's own pipeline; and the encoder of pictures as its
+authors publish it. And the UNets by their authors' names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
+from support.oracle_effnet import tiny_effnet
 from support.tiny_clip import tiny_clip, write_tiny_clip_tokenizer
 from support.tiny_model import randomise
 
@@ -129,8 +131,11 @@ def vqgan_file(model: Any) -> dict[str, torch.Tensor]:
     return {key.replace("vquantizer.embedding", "vquantizer.codebook"): v for key, v in model.state_dict().items()}
 
 
-def write_tiny_cascade(folder: Path, prior: Mapping[str, Any] = {}, decoder: Mapping[str, Any] = {}) -> None:
-    """Write the folder of the decoder, with the prior in it, and beside it `folder`-prior, as the two are published."""
+def write_tiny_cascade(
+    folder: Path, prior: Mapping[str, Any] = {}, decoder: Mapping[str, Any] = {}, encodes: bool = True
+) -> None:
+    """Write the folder of the decoder, with the prior in it, and beside it `folder`-prior, as the two are published.
+    encodes: with the encoder of pictures."""
     import diffusers
     from transformers import CLIPTokenizer
 
@@ -146,4 +151,6 @@ def write_tiny_cascade(folder: Path, prior: Mapping[str, Any] = {}, decoder: Map
     first.save_pretrained(of_prior)
     second.save_pretrained(part)
     shutil.copytree(of_prior / "prior", part / "prior")
+    if encodes:
+        save_file(tiny_effnet(), part / "effnet_encoder.safetensors")
     part.rename(folder)

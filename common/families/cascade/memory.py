@@ -1,4 +1,4 @@
-"""Bytes and operations of Stable Cascade's UNets and of its VAE."""
+"""Bytes and operations of Stable Cascade's UNets, of its VAE and of its encoder of pictures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from math import prod
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks.denoisers.cascade_unet import WIDER, CascadeConfig, Level
+from qwenimg.common.networks.vaes.effnet import EffnetConfig
 from qwenimg.common.networks.vaes.paella_vae import PaellaConfig
 
 
@@ -66,3 +67,15 @@ def decode_operations(shapes: Manifest, config: PaellaConfig, rows: int, columns
 
     matrices = ((name, shape) for name, shape in shapes.items() if len(shape) > 1)
     return float(sum(2.0 * prod(shape) * times(name) for name, shape in matrices) * rows * columns)
+
+
+def encode_bytes(config: EffnetConfig, height: int, width: int, itemsize: int) -> int:
+    """Return the bytes of encoding a picture of height x width: a block has its input, and the widest of its results
+    before and behind its norm, which is in float32."""
+    peak, pixels = 0, height * width // 4
+    for blocks in config.stages:
+        for block in blocks:
+            inputs, wide = block.inputs * pixels, block.hidden * pixels // (block.stride**2 if block.fused else 1)
+            pixels //= block.stride**2
+            peak = max(peak, inputs * itemsize + wide * (itemsize + max(itemsize, 4)))
+    return peak

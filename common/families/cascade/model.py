@@ -13,8 +13,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.cascade import memory, sizes
+from qwenimg.common.families.cascade.checkpoint import EFFNET
+from qwenimg.common.families.cascade.known import EFFNET_FILE, NAME
 from qwenimg.common.families.cascade.texts import CascadeTexts
 from qwenimg.common.families.cascade.vae import PaellaHalves
 from qwenimg.common.memory.memory import scores
@@ -23,11 +27,11 @@ from qwenimg.common.networks.denoisers.cascade_unet import CascadeConfig
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.clip_texts import ClipKey
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.models.inputs import PictureInputs
+from qwenimg.common.pipeline.models.inputs import BlendedMask, PictureInputs
 from qwenimg.common.pipeline.steps.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.steps.evaluation import strategy
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
-from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, blend
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts import web_syntax
@@ -38,24 +42,37 @@ from qwenimg.common.runtime.engine import Array, Condition, TimeStep
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.sampling import discrete, table, wuerstchen
+from qwenimg.common.sampling import discrete, schedules, table, wuerstchen
 from qwenimg.common.weights.loras.lora import Deltas
 
 PRIOR, DECODER = "transformer", "decoder"
 """The names of the components."""
-NO_PICTURES = "the embedding of a picture needs an EfficientNet, which this version does not have"
+NO_ENCODER = (
+    f"{EFFNET_FILE}, which encodes a picture, is not here: get it by qwenimg pull {NAME}, or give it by --effnet FILE"
+)
+
+
+class EmbeddingMask(BlendedMask):
+    """A mask of an embedding, from which the decoder draws the whole picture."""
+
+    def in_latents(self, hole: NDArray[np.bool_], scale: int) -> Latents:
+        return sizes.in_embedding(hole)
 
 
 class Cascade(DiffusionModel):
     """A Stable Cascade for `Pipeline`."""
 
     guidance = Guidance(formula=cfg)
-    inputs = PictureInputs(most=0, refusal=NO_PICTURES)
+    inputs = PictureInputs(mask=EmbeddingMask(put_back=True))
+    multiple = sizes.MULTIPLE
     options = frozenset({"clip_skip", "decoder_steps", "decoder_guidance"})
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents = Residents(runtime)
-        super().__init__(runtime, checkpoint, residents, PaellaHalves(residents, checkpoint["vae"]))
+        encoder = checkpoint.components.get(EFFNET)
+        super().__init__(runtime, checkpoint, residents, PaellaHalves(residents, checkpoint["vae"], encoder))
+        if encoder is None:
+            self.inputs = PictureInputs(most=0, refusal=NO_ENCODER)
         self.texts = CascadeTexts(residents, checkpoint)
         self.channels = checkpoint[PRIOR].config.in_channels
 
@@ -70,19 +87,25 @@ class Cascade(DiffusionModel):
 
     def plan(self, request: Request) -> SamplingPlan:
         self.sharing(request)  # only for its errors
+        if request.goes_on_from == "latents":
+            raise UsageError("its latents are no embedding to go on from; leave hires-with out, or give lanczos")
         for text in self.checkpoint.texts.values():
             self.texts.used_states(text.config, request.family_options.clip_skip)  # likewise
         sampler = table.find(request.sampler or wuerstchen.SAMPLER)
         solver: Solver = wuerstchen.ddpm if sampler.name == wuerstchen.SAMPLER else sampler.function
         solver = partial(sampler.function, to_host=self.engine.numpy) if sampler.adaptive else solver
         build = partial(wuerstchen.build, self.checkpoint.scheduler, sampler.name, request.schedule)
+        prior = build(request.steps)
+        if request.starts_from_picture:
+            prior = schedules.part(prior, schedules.skipped(request.steps, request.strength))
         latents = sizes.latents_of(LatentShape(1, *self.latent_sides(request.width, request.height)))
         shape = (1, self.decoded_channels, latents.rows, latents.columns)
         segments = (
-            Segment(schedule=build(request.steps), solver=solver),
+            Segment(schedule=prior, solver=solver),
             Segment(schedule=build(request.family_options.decoder_steps), solver=solver, shape=shape),
         )
-        return SamplingPlan(sampler=sampler.name, schedule=request.schedule or "model", segments=segments)
+        whole, name = not request.starts_from_picture or request.strength == 1, request.schedule or schedules.MODEL
+        return SamplingPlan(sampler=sampler.name, schedule=name, segments=segments, whole=whole)
 
     def requests(self, request: Request) -> dict[str, Request]:
         """Return the request as the prior and as the decoder draw it."""
@@ -100,8 +123,14 @@ class Cascade(DiffusionModel):
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         keys = self.keys(request)
+        pictures = [self.vae.encoding(shape)] if request.encodes_start else []
         encoding = [] if self.texts.has(keys) else self.texts.stages(keys, counted)
-        return [*encoding, *self.steps(request, plan, shape, counted), self.vae.decoding(sizes.latents_of(shape))]
+        return [
+            *pictures,
+            *encoding,
+            *self.steps(request, plan, shape, counted),
+            self.vae.decoding(sizes.latents_of(shape)),
+        ]
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         """Return the stages of the prior and of the decoder, for an embedding of `shape`."""
@@ -213,6 +242,7 @@ class CascadeRun:
             phases(plan, branches, 1, make_pass),
             denoised,
             partial(model.guidance.combined, engine, request),
+            blend=blend(initial, segment.schedule, self.array),
             evaluate=self.evaluate,
         )
 

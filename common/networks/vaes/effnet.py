@@ -114,7 +114,7 @@ def _block(block: MBConv) -> Manifest:
 
 def _conv(name: str, outputs: int, inputs: int, kernel: int) -> Manifest:
     """Return the shapes of a convolution without bias and of the norm behind it."""
-    norm = {f"{name}.1.{leaf}": (outputs,) for leaf in ("weight", "bias", *_STATISTICS)}
+    norm: Manifest = {f"{name}.1.{leaf}": (outputs,) for leaf in ("weight", "bias", *_STATISTICS)}
     return {f"{name}.0.weight": (outputs, inputs, kernel, kernel)} | norm
 
 

@@ -30,6 +30,7 @@ class BlendedMask:
 
     is_input: ClassVar[bool] = False
     soft: bool = False  # True: a latent at its edge is regenerated in part; else each is wholly or not at all
+    put_back: bool = False  # True: the picture outside is put back as pixels, since the model draws it anew
 
     def started(self, request: Request, encode: Callable[[], Latents], draw: Callable[[], object]) -> Latents | None:
         return encode()
@@ -50,6 +51,7 @@ class MaskInput:
     `BlendedMask`."""
 
     is_input: ClassVar[bool] = True
+    put_back: ClassVar[bool] = False
     side: int = 1  # the values of the mask along a side of a latent
     samples_unused: bool = False  # True: random numbers are drawn for the latents of a picture that is not used
 

@@ -62,11 +62,12 @@ class Block(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         """[B h w C] -> [B h' w' O]."""
-        y = active(self.block[0], x)
+        block: Any = self.block
+        y = active(block[0], x)
         if not self.fused:
-            y = self.block[2](active(self.block[1], y))
-        if len(self.block) > 1:
-            layer, norm = self.block[-1]
+            y = block[2](active(block[1], y))
+        if len(block) > 1:
+            layer, norm = block[-1]
             y = norm(layer(y))
         return ops.eval(ops.residual(x, y) if self.adds else y)
 
@@ -89,7 +90,8 @@ class EfficientNetEncoder(mlx.nn.Module):
 
     def encode(self, pixels: Array, rows: int = WIDE) -> Array:
         """Encode normalized pixels [B 32h 32w 3] to latents [B h w z] in the sampler's scale, as a whole."""
-        first, *stages, last = self.backbone
+        backbone: Any = self.backbone
+        first, *stages, last = backbone
         x = active(first, pixels)
         for blocks in stages:
             x = sequence.chained(blocks, x)

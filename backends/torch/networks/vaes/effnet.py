@@ -61,11 +61,12 @@ class Block(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B C h w] -> [B O h' w']."""
-        y = active(self.block[0], x)
+        block: Any = self.block
+        y = active(block[0], x)
         if not self.fused:
-            y = self.block[2](active(self.block[1], y))
-        if len(self.block) > 1:
-            layer, norm = self.block[-1]
+            y = block[2](active(block[1], y))
+        if len(block) > 1:
+            layer, norm = block[-1]
             y = norm(layer(y))
         return ops.eval(ops.residual(x, y) if self.adds else y)
 
@@ -88,7 +89,8 @@ class EfficientNetEncoder(torch.nn.Module):
 
     def encode(self, pixels: Tensor, rows: int = WIDE) -> Tensor:
         """Encode normalized pixels [B 3 32h 32w] to latents [B z h w] in the sampler's scale, as a whole."""
-        first, *stages, last = self.backbone
+        backbone: Any = self.backbone
+        first, *stages, last = backbone
         x = active(first, pixels)
         for blocks in stages:
             x = sequence.chained(blocks, x)
