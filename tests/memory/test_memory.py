@@ -16,6 +16,8 @@ import pytest
 import torch
 from random_model import write
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
+from support import oracle_effnet
 from support import tiny_autoencoder as tiny_vaes
 from support.opened_parts import open_part
 from support.parity_cases import MLX, TORCH, Twin
@@ -25,14 +27,16 @@ import qwenimg
 from qwenimg.backends.workspaces import TORCH as TORCH_WORKSPACE
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.families.cascade import memory as cascade
 from qwenimg.common.memory import bands, memory
-from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes import effnet, qwen_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.vaes.tiny_vae import TinyVAEConfig
 from qwenimg.common.networks.vaes.tiny_video_vae import TinyVideoVAEConfig
 from qwenimg.common.parts import tiny_memory
 from qwenimg.common.parts.vae import decodes
+from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys
 
@@ -229,6 +233,37 @@ TINY = {
     "taew2_1": TinyVideoVAEConfig(),
 }
 SIDES = {"cpu": 64, "mlx": 32}  # latents a side
+EFFNET = """
+from dataclasses import replace
+from qwenimg.common.networks.vaes import effnet
+from qwenimg.common.parts.open_file import open_part
+
+part = open_part(effnet.LAYOUTS, Path(sys.argv[2]), effnet.EffnetConfig(), "effnet")
+policy = replace(FP32, vae=sys.argv[5])
+run = backends.load(backend).open(part.network, part.config, part.stored(policy), policy)
+run.encode(np.zeros((1, 3, 64, 32), np.float32))
+picture = np.random.default_rng(0).random((1, 3, int(sys.argv[3]), int(sys.argv[4])), np.float32)
+before = reset()
+run.encode(picture)
+print(json.dumps(peak() - before))
+"""
+
+
+@linux
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
+def test_peak_of_cascades_encoder_is_predicted(tmp_path: Path, backend: str, dtype: str) -> None:
+    """Of the published sizes, for the pictures of 1024 x 1024 and 512 x 683."""
+    height, width = {"cpu": (768, 768), "mlx": (384, 512)}[backend]
+    path = tmp_path / "effnet.safetensors"
+    save_torch(oracle_effnet.tiny_effnet(shapes=effnet.manifest(effnet.EffnetConfig())), path)
+    whole, workspace = measured(EFFNET, backend, path, height, width, dtype), twin_of(backend).engine.workspace
+    planned = cascade.encode_bytes(effnet.EffnetConfig(), height, width, BYTES[dtype], workspace)
+    print(f"{backend} {dtype}: planned {planned / 1e6:.0f} MB, measured {whole / 1e6:.0f} ({planned / whole:.2f})")
+    assert abs(planned / whole - 1) <= NEAR
+
+
 POLICIES = {"fp32": 4, "bf16,vae=bf16": 2}  # bytes of a value
 TINY_ROWS = (None, 64, 16)
 

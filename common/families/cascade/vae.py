@@ -30,7 +30,7 @@ class PaellaHalves(VAEHalves):
         """Return the stage that encodes an embedding of `shape`, of a whole picture: its channels are weighed by their
         means."""
         encoder, sides = self._parts["encoder"], (effnet.SCALE * shape.rows, effnet.SCALE * shape.columns)
-        peak = memory.encode_bytes(encoder.config, *sides, self.itemsize)
+        peak = memory.encode_bytes(encoder.config, *sides, self.itemsize, self.engine.workspace)
         return Stage(
             name="encode",
             resident="vae encoder",
