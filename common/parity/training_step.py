@@ -97,7 +97,7 @@ def _forms(pipe: Pipeline, caption: str, size: tuple[int, int], seed: int, weigh
     model, (width, height) = pipe.model, size
     fewest = min(model.inputs.fewest, len(SEEN))
     request = pipe.check(**called({"prompt": caption, "width": width, "height": height, "seed": 0, "pictures": fewest}))
-    shape = (1, model.channels, height // model.scale, width // model.scale)
+    shape = (1, model.channels, *model.vae.sides(height, width))
     generator = TorchCPUGenerator(seed)
     latents = _normal(generator, shape)
     mask = (np.abs(_normal(generator, (1, 1, *shape[2:]))) < 1).astype(np.float32)

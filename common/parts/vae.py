@@ -86,6 +86,10 @@ class VAEHalves:
         """The pixels per latent along each side."""
         return int(self.config.scale) * self.patch
 
+    def sides(self, height: int, width: int) -> tuple[int, int]:
+        """Return rows and columns of the latents of a picture of height x width."""
+        return height // self.scale, width // self.scale
+
     # Stages
 
     def encoding(self, shape: LatentShape) -> Stage:

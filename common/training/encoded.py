@@ -145,13 +145,13 @@ class EncodedPictures:
         values = pixels.from_uint8(model.inputs.in_channels(shown))
         references = model.inputs.seen(request) if request.images else ()
         latents, *others = (self._latents(model, each, one.path) for each in (values, *references))
-        mask = share_of_latents(picture, model.scale) if self.options.alpha_mask and pixels.has_alpha(picture) else None
+        masked = self.options.alpha_mask and pixels.has_alpha(picture)
+        mask = share_of_latents(picture, *model.vae.sides(*picture.shape[:2])) if masked else None
         return Example(latents=latents, request=request, references=tuple(others), mask=mask)
 
     def _latents(self, model: DiffusionModel, values: Latents, path: Path) -> Latents:
         """Return the latents of pixels [1, C, H, W], from the disk or by the VAE: their mean."""
-        rows, columns = (side // model.scale for side in values.shape[2:])
-        shape = (1, model.channels, rows, columns)
+        shape = (1, model.channels, *model.vae.sides(*values.shape[2:]))
         name = self._name(model, values)
         if (kept := self.store.get(name, [shape])) is not None:
             return kept[0]
@@ -213,12 +213,14 @@ def fitted(picture: Uint8, width: int, height: int) -> Uint8:
     return np.ascontiguousarray(scaled[top : top + height, left : left + width])
 
 
-def share_of_latents(picture: Uint8, scale: int) -> NDArray[np.float32]:
-    """Return how opaque the pixels of each latent are [1, 1, h, w], 0 to 1."""
-    alpha = picture[..., 3].astype(np.float32) / np.float32(255)
-    rows, columns = alpha.shape[0] // scale, alpha.shape[1] // scale
-    shares: NDArray[np.float32] = alpha.reshape(rows, scale, columns, scale).mean(axis=(1, 3), dtype=np.float32)
-    return shares[None, None]
+def share_of_latents(picture: Uint8, rows: int, columns: int) -> NDArray[np.float32]:
+    """Return how opaque the pixels of each of rows x columns latents are [1, 1, h, w], 0 to 1."""
+    shares: NDArray[Any] = picture[..., 3] / 255
+    for axis, count in enumerate((rows, columns)):
+        starts = np.arange(count) * shares.shape[axis] // count
+        pixels_each = np.diff([*starts, shares.shape[axis]])
+        shares = np.add.reduceat(shares, starts, axis=axis) / (pixels_each[:, None] if axis == 0 else pixels_each)
+    return shares[None, None].astype(np.float32)
 
 
 def described(options: DataOptions) -> Mapping[str, object]:

@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qwenimg.common.memory.workspace import Kept, Workspace
+from qwenimg.common.networks.denoisers.cascade_unet import WIDER, CascadeConfig
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.prompts.weighted import LENGTH
 
 Layers = Mapping[str, tuple[int, int]]  # outputs and inputs, by path
 WIDE = 4  # bytes of a value in float32, which the stream is
+_ERF = 3  # values that a GELU by its definition keeps at most, measured,
+_RESPONSE = 3  # and arrays in float32 on the way back through a response norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,9 @@ class Role:
 
 # Of a path, the first that matches
 ROLES: Mapping[re.Pattern[str], Role] = {
+    # No norm of heads in Stable Cascade's prior
+    re.compile(r"(?:down|up)_blocks\.\d+\.\d+\.attention\.to_q"): Role(attended=1),
+    re.compile(r"(?:down|up)_blocks\.\d+\.\d+\.attention\.to_[kv]"): Role(inputs=0, attended=1),
     # A UNet's queries and keys have no norm
     re.compile(r".*\.attentions\..+\.(attn1\.to_q|attn2\.to_[qkv])"): Role(attended=1),
     re.compile(r".*\.attentions\..+\.attn1\.to_[kv]"): Role(inputs=0, attended=1),
@@ -148,6 +154,29 @@ class Count:
             total.blocks[self._block(path)] += values * size
             convolved = self.workspace.inputs(self.width) + self.workspace.conv_outputs * outputs / inputs
             total.arrays.append(values * convolved * self.width)
+        return total
+
+    def prior(self, config: CascadeConfig, image: int, text: int) -> Total:
+        """Count Stable Cascade's prior, whose attention learns, for `image` values of an embedding that see `text`
+        tokens of the condition. What a convolution, a GELU and a response norm keep is most of it."""
+        total, kept = Total(), self.kept
+        for way, levels in (("down", config.down), ("up", config.up)):
+            for place, level in enumerate(levels):
+                C = level.width
+                convolved = C * (kept.convolved.bytes(self.width) + WIDE)
+                forward = WIDER * C * (min(kept.gelu.bytes(self.width), _ERF * WIDE) + WIDE)
+                for i in range(level.layers):
+                    blocks = [f"{way}_blocks.{place}.{3 * i + j}" for j in range(3)]
+                    total.blocks[blocks[0]] += image * (convolved + forward)
+                    for block in blocks:
+                        total.inputs[block] = image * C * WIDE
+        arrays = max(kept.arrays.bytes(self.width), 2 * self.width + _RESPONSE * WIDE)
+        total.arrays.append(image * WIDER * max(config.block_out_channels) * arrays)
+        for path, shape in self.layers.items():
+            self._add(total, path, shape, image + (0 if path.endswith(("to_q", "to_out.0")) else text))
+            if path.endswith("to_v"):
+                scores = config.num_attention_heads[0] * image * (image + text)
+                total.blocks[self._block(path)] += self.kept.scores * scores * WIDE
         return total
 
     def _add(self, total: Total, path: str, shape: tuple[int, int], tokens: int) -> None:

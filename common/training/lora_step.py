@@ -32,6 +32,7 @@ from qwenimg.common.runtime.engine import Adapters, Array
 from qwenimg.common.runtime.factor_names import DOWN, UP
 from qwenimg.common.sampling.discrete import DiffusionConfig
 from qwenimg.common.sampling.types import DenoiseFunction, Noise, Schedule, States
+from qwenimg.common.sampling.wuerstchen import CosineConfig
 from qwenimg.common.training.example import Example
 from qwenimg.common.training.levels import weight
 from qwenimg.common.weights import streaming
@@ -184,7 +185,7 @@ class LoraStep:
 
     def segment(self, sigma: float) -> Segment:
         levels = self._levels if sigma in self._levels else (sigma,)
-        flow = not isinstance(self.model.checkpoint.scheduler, DiffusionConfig)
+        flow = not isinstance(self.model.checkpoint.scheduler, DiffusionConfig | CosineConfig)
         return Segment(schedule=Schedule(sigmas=(*levels, 0.0), flow=flow), solver=each_level)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from qwenimg.common.base.amounts import duration, size_text
 from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.memory.memory_plan import MemoryPlan
+from qwenimg.common.networks.denoisers.cascade_unet import CascadeConfig
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.pipeline.fit import seconds
@@ -149,16 +150,19 @@ def _counted(
             text = model.lengths(request, counted)[0]
         sizes = [(request.width, request.height), *model.inputs.sizes(request)]
         return count.transformer(sum(w * h for w, h in sizes) // model.token**2, text, model.heads)
+    rows, columns = model.vae.sides(request.height, request.width)
+    if isinstance(component.config, CascadeConfig):
+        return count.prior(component.config, rows * columns, component.config.text_tokens(LENGTH))
     shapes = component.plan.shapes.items()
     kernels = {name: shape for name, shape in shapes if len(shape) == 4 and prod(shape[2:]) > 1}
-    return count.unet(component.config, kernels, request.width * request.height // model.scale**2)
+    return count.unet(component.config, kernels, rows * columns)
 
 
 def _seconds(model: DiffusionModel, request: Request, batch: int, checkpointing: bool) -> float | None:
     """Return the seconds of a step at the rate of this device, if it is known: the gradients by the inputs take as many
     operations as the forward, and with checkpointing that is computed again."""
     component = model.checkpoint[lora_step.denoiser_name(model)]
-    shape = LatentShape(1, request.height // model.scale, request.width // model.scale)
+    shape = LatentShape(1, *model.vae.sides(request.height, request.width))
     stages = model.stages(request, model.plan(request), shape, False)
     forward = sum(stage.operations for stage in stages if stage.component.network == component.network)
     forward /= max(1, request.steps) * max(1, len(model.guidance.branches(request)))

@@ -10,14 +10,16 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import random_folders as folders
+from support.tiny_cascade import write_tiny_cascade
 
 REST = pytest.mark.rest
 NEAR = 0.10  # of what is measured
-SIDE = 256
-MODELS = {
+SIDES = {"cascade": 1024}  # of an embedding of 24 x 24; all others 256
+MODELS: dict[str, dict[str, Any]] = {
     "flux": {
         "transformer": replace(folders.FLUX, num_layers=3, num_single_layers=4, num_attention_heads=2),
         "text_encoder_2": replace(folders.FLUX_T5, num_layers=1),
@@ -27,7 +29,13 @@ MODELS = {
         "text_encoder": replace(folders.ZIMAGE_TEXT, vocab_size=640),
     },
     "sd15": {"unet": replace(folders.SD15, block_out_channels=(32, 64, 64, 64))},
-}
+    "cascade": {
+        "prior": {
+            "block_out_channels": (256, 256), "num_attention_heads": (4, 4), "conditioning_dim": 256,
+            "down_num_layers_per_block": (2, 3), "up_num_layers_per_block": (3, 2),
+        },
+    },
+}  # fmt: skip
 BITS = (None, "8", "4")  # of the base; a base in 4 bits has 8 in its first and last blocks
 
 MEASURE = """
@@ -73,7 +81,7 @@ precision = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
 pipe = qwenimg.load(folder, backend=backend, precision=precision, quantize=bits)
 model, row = pipe.model, training_of(pipe)[1]
 request = pipe.check("a red circle", width=side, height=side)
-latents = np.zeros((1, model.channels, side // model.scale, side // model.scale), np.float32)
+latents = np.zeros((1, model.channels, *model.vae.sides(side, side)), np.float32)
 made = plan.plan(
     pipe, row, side=side, rank=rank, batch=1, checkpointing=checkpointing, caption=request.prompt,
     dtype=dtype, bits=bits,
@@ -119,8 +127,11 @@ def test_a_step_takes_what_is_planned(
     model: str, backend: str, bits: str | None, checkpointing: bool, dtype: str, written: Path
 ) -> None:
     if not (written / model / "model_index.json").exists():
-        folders.write_folder(written / model, model, **MODELS[model])
-    asked = json.dumps([str(written / model), backend, SIDE, bits, checkpointing, dtype])
+        if model == "cascade":
+            write_tiny_cascade(written / model, **MODELS[model])
+        else:
+            folders.write_folder(written / model, model, **MODELS[model])
+    asked = json.dumps([str(written / model), backend, SIDES.get(model, 256), bits, checkpointing, dtype])
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, asked], capture_output=True, text=True, check=False, env=os.environ | paths

@@ -21,6 +21,7 @@ from qwenimg.common.families.cascade import sizes
 from qwenimg.common.parts import known_configs
 from qwenimg.common.pictures import pixels
 from qwenimg.common.sampling import wuerstchen
+from qwenimg.common.training.session import training_of
 
 BACKENDS = ("cpu", "mlx")
 LATENTS = 1e-4  # relative L2 of the final latents
@@ -200,6 +201,10 @@ def test_pictures_are_refused_without_the_encoder(tiny_cascade: Path, tmp_path: 
             pipe.check("a", **more)
         print(e.value)
         assert len(str(e.value)) <= 300
+    with pytest.raises(
+        UsageError, match=r"a LoRA for Stable Cascade: effnet_encoder\.safetensors, which .* by --effnet"
+    ):
+        training_of(pipe)
 
 
 def test_two_passes(opened: dict[str, Pipeline]) -> None:

@@ -52,6 +52,21 @@ def exact(unet: Any, steps: int) -> None:
     unet.get_timestep_ratio_embedding = rows
 
 
+def prior_pipeline(folder: Path) -> Any:
+    """The prior's, with exact sinusoids of any time."""
+    prior, _ = pipelines(folder)
+
+    def rows(ratio: torch.Tensor, max_positions: int = 10000) -> torch.Tensor:
+        values, channels = (
+            [max_positions * float(one) for one in ratio],
+            prior.prior.config.timestep_ratio_embedding_dim,
+        )
+        return torch.from_numpy(unet_sinusoids(values, channels, cosines_first=False, shift=1)).to(ratio.dtype)
+
+    prior.prior.get_timestep_ratio_embedding = rows
+    return prior
+
+
 def encoded(image: np.ndarray) -> torch.Tensor:
     """The embedding [1, 16, h, w] of a picture by the encoder of the tiny folder: of the pixels that the decoder makes
     of as many values, its last row and column repeated."""

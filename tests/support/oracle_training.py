@@ -33,6 +33,7 @@ from support import (
     oracle,
     oracle_anima,
     oracle_auraflow,
+    oracle_cascade,
     oracle_chroma,
     oracle_edit,
     oracle_ernie,
@@ -184,6 +185,11 @@ def _kinds() -> dict[str, Kind]:
             weight=lambda s: min(1 / s**2, 5.0) / (1 / s**2 + 1),
             options={"guidance_scale": 1.0, "use_resolution_binning": False},
         ),
+        "cascade": Kind(
+            oracle_cascade.prior_pipeline, "prior", torch.from_numpy, _cosine_time, ("sample", "timestep_ratio"),
+            target=lambda x0, noise, sigma: noise, noised=_scaled, weight=lambda s: 1 / (1 + 1 / s**2),
+            options={"guidance_scale": 1.0},
+        ),
         "sd15": Kind(
             _unet("StableDiffusionPipeline"), "unet", torch.from_numpy, _trained_time, levels,
             target=lambda x0, noise, sigma: noise, weight=lambda s: min(1 / s**2, 5.0) * s**2, **unet,
@@ -226,6 +232,12 @@ def _trained_time(sigma: float) -> float:
 def _hunyuan_time(sigma: float) -> float:
     """The timestep of a level of Hunyuan-DiT 1.1's betas."""
     return _time(np.linspace(0.00085**0.5, 0.03**0.5, 1000) ** 2, sigma)
+
+
+def _cosine_time(sigma: float) -> float:
+    """The time of a level of Stable Cascade's cosine."""
+    least = math.cos(0.008 / 1.008 * math.pi / 2)
+    return math.acos(least / math.sqrt(1 + sigma * sigma)) * 2 / math.pi * 1.008 - 0.008
 
 
 def _linear_time(sigma: float) -> float:

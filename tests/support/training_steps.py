@@ -76,7 +76,7 @@ def _draws(pipe: Any, model: DiffusionModel, generator: np.random.Generator) -> 
         width, height = (-(-side // model.multiple) * model.multiple for side in (width, height))
         size = {} if images and pipe.family == "longcat" else {"width": width, "height": height}  # it has the picture's
         request = pipe.check(prompt, **size, **images)
-        shape = (1, model.channels, request.height // model.scale, request.width // model.scale)
+        shape = (1, model.channels, *model.vae.sides(request.height, request.width))
         latents, noise = (generator.standard_normal(shape).astype(np.float32) for _ in range(2))
         mask = None if i else generator.uniform(0, 1, (1, 1, *shape[2:])).astype(np.float32)
         references = tuple(model.vae.latents(values, None) for values in model.inputs.seen(request)) if images else ()

@@ -226,7 +226,7 @@ class Random:
         for i in range(count):
             width, height = training_steps.SIZES[i % 2]
             request = pipe.check(f"picture {i}", width=width, height=height)
-            shape = (1, pipe.model.channels, height // pipe.model.scale, width // pipe.model.scale)
+            shape = (1, pipe.model.channels, *pipe.model.vae.sides(height, width))
             latents = generator.standard_normal(shape).astype(np.float32)
             self.examples.append(replace(Example(latents=latents, request=request), **changes))
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from qwenimg.common.families.cascade.checkpoint import EFFNET, FITS, LAYOUTS, NETWORKS, OPENING, parts_of
 from qwenimg.common.families.cascade.known import CASCADE, NAME
-from qwenimg.common.families.cascade.model import Cascade
+from qwenimg.common.families.cascade.model import NO_ENCODER, Cascade
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import CLIP_G, ModelFile, PartFile
+from qwenimg.common.families.training_row import TrainingRow
 from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -78,6 +79,10 @@ FAMILY = Family(
         CLIP_G,
     ),
     models={"": Cascade},
+    training=TrainingRow(
+        layers=re.compile(r"(?:down|up)_blocks\.\d+\.\d+\.attention\..+"),  # as its authors train them
+        refusal=lambda checkpoint: "" if EFFNET in checkpoint.components else NO_ENCODER,
+    ),
     small_files=lambda checkpoint: known_configs.small_files(NAME),
     defaults=lambda checkpoint: Defaults(**CASCADE.usual),
     described=_described,

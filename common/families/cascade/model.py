@@ -83,7 +83,7 @@ class Cascade(DiffusionModel):
     def latent_sides(self, width: int, height: int) -> tuple[int, int]:
         """Return rows and columns of the embedding for a picture."""
         super().latent_sides(width, height)  # only for its errors
-        return sizes.embedding_side(height), sizes.embedding_side(width)
+        return self.vae.sides(height, width)
 
     def plan(self, request: Request) -> SamplingPlan:
         self.sharing(request)  # only for its errors
@@ -112,8 +112,9 @@ class Cascade(DiffusionModel):
         return {PRIOR: request, DECODER: replace(request, guidance=request.family_options.decoder_guidance)}
 
     def parts(self, request: Request, plan: SamplingPlan) -> list[tuple[str, Request, SamplingPlan]]:
-        """Return the prior and the decoder, each with its request and its part of the plan."""
-        both = zip(self.requests(request).items(), plan.segments, strict=True)
+        """Return the prior and the decoder, each with its request and its part of the plan; the prior alone for a plan
+        of one segment, which trains it."""
+        both = zip(self.requests(request).items(), plan.segments, strict=False)
         return [(name, asked, replace(plan, segments=(segment,))) for (name, asked), segment in both]
 
     def warnings(self, request: Request) -> list[str]:
@@ -200,7 +201,7 @@ class CascadeRun:
         self.model, self.plan, self.shape = model, plan, shape
         self.parts = dict(zip(plan.segments, model.parts(request, plan), strict=True))
         self.evaluate = strategy(model.engine.group, model.sharing(request))
-        self.stages = dict(zip((PRIOR, DECODER), model.steps(request, plan, shape), strict=True))
+        self.stages = dict(zip((PRIOR, DECODER), model.steps(request, plan, shape), strict=False))
         self.skip = request.family_options.clip_skip
         model.texts.arrays(model.keys(request))  # before a UNet is loaded
         states, _ = model.texts.states([request.prompt], self.skip)

@@ -26,6 +26,9 @@ class PaellaHalves(VAEHalves):
         if encoder is not None:
             self._parts["encoder"] = encoder
 
+    def sides(self, height: int, width: int) -> tuple[int, int]:
+        return sizes.embedding_side(height), sizes.embedding_side(width)
+
     def encoding(self, shape: LatentShape) -> Stage:
         """Return the stage that encodes an embedding of `shape`, of a whole picture: its channels are weighed by their
         means."""
