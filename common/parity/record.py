@@ -44,7 +44,6 @@ from qwenimg.common.parity.sample import (
     smaller,
 )
 from qwenimg.common.parity.tape import ENCODE, Tape, taped
-from qwenimg.common.parts.tiny_vae import has_encoder
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.request.parts import PARTS
@@ -153,7 +152,7 @@ def record(
         with taped(pipe, tape):
             result = _drawn(pipe, called(asked), trace)
         seen = any(station.name.startswith(ENCODE) for station in tape.stations)
-        if not seen and has_encoder(checkpoint["vae"]):
+        if not seen and pipe.model.vae.has_encoder:
             again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
             pipe(**again)  # for the VAE's encoder
     pipe.free_transformer()

@@ -86,6 +86,11 @@ class VAEHalves:
         """The pixels per latent along each side."""
         return int(self.config.scale) * self.patch
 
+    @property
+    def has_encoder(self) -> bool:
+        """True unless it decodes alone."""
+        return bool(self._parts["encoder"].plan.entries)
+
     def sides(self, height: int, width: int) -> tuple[int, int]:
         """Return rows and columns of the latents of a picture of height x width."""
         return height // self.scale, width // self.scale

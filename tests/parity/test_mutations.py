@@ -58,7 +58,7 @@ QUICK = {
     "ovis": {"fp32": ("gate_for_values", "zeros_as_the_last_token", "image_behind_the_text")},
     "pixart": {"fp32": ("stream_normed_before_the_text", "variance_for_noise", "width_before_height", "padding_seen")},
     "hunyuan": {"fp32": ("skip_before_the_stream", "keys_of_the_text_rotated", "all_of_t5_words", "no_shift")},
-    "cascade": {"fp32": ("no_response_norm", "edges_of_zeros", "embedding_turned", "noise_in_the_last_step")},
+    "cascade": {"fp32": ("no_response_norm", "edges_of_zeros", "embedding_turned", "channels_not_weighed")},
     "krea2": {"fp32": ("no_gate_of_attention", "layers_back_to_front", "text_numbered")},
     "auraflow": {
         "fp32": ("attention_in_the_stream", "tables_of_the_first_block", "last_state_for_zeros", "table_one_row_off"),

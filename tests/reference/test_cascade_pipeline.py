@@ -91,7 +91,7 @@ def test_a_picture_equals_diffusers(tiny_cascade: Path, opened: dict[str, Pipeli
         drawn = embedding(opened[backend], image=shown, **case)
         error, change = relative(drawn, expected[2]), relative(others, drawn)
         print(f"{title}, embedding: {error:.1e} (limit {LATENTS}), of another picture {change:.1e}")
-        assert error <= LATENTS and (change > 10 * LATENTS or case["strength"] == 1)
+        assert error <= LATENTS and (change > 100 * error or case["strength"] == 1)
 
 
 @pytest.mark.parametrize("strength", [0.75, 1.0])
@@ -201,9 +201,7 @@ def test_pictures_are_refused_without_the_encoder(tiny_cascade: Path, tmp_path: 
             pipe.check("a", **more)
         print(e.value)
         assert len(str(e.value)) <= 300
-    with pytest.raises(
-        UsageError, match=r"a LoRA for Stable Cascade: effnet_encoder\.safetensors, which .* by --effnet"
-    ):
+    with pytest.raises(UsageError, match=r"LoRA for Stable Cascade: effnet_encoder\.safetensors, .* by --effnet"):
         training_of(pipe)
 
 

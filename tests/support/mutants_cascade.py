@@ -1,4 +1,5 @@
-"""Faults in Stable Cascade: in its prior, its decoder, its text encoder, its VAE, and the two loops around them."""
+"""Faults in Stable Cascade: in its prior, its decoder, its text encoder, its VAE, its encoder of pictures, and the two
+loops around them."""
 
 from __future__ import annotations
 
@@ -297,6 +298,41 @@ def decoder_guided_as_the_prior(patch: Patch) -> None:
     patch.set(Cascade, "requests", lambda model, request: {"transformer": request, "decoder": request})
 
 
+# The encoder of pictures
+
+
+def epsilon_of_the_last_norm(patch: Patch) -> None:
+    patch.built(patch.backend.ops.BatchNorm, lambda norm: setattr(norm, "eps", 1e-5))
+
+
+def norms_without_gain(patch: Patch) -> None:
+    def plain(call: Any, own: Any, x: Any) -> Any:
+        affine, own.affine = own.affine, False
+        try:
+            return call(own, x)
+        finally:
+            own.affine = affine
+
+    patch.around(patch.backend.ops.BatchNorm, patch.backend.calls, plain)
+
+
+def last_norm_left_out(patch: Patch) -> None:
+    norm = patch.backend.ops.BatchNorm
+    patch.around(norm, patch.backend.calls, lambda call, own, x: call(own, x) if own.affine else x)
+
+
+def kernels_without_silu(patch: Patch) -> None:
+    patch.set(patch.backend.network("effnet"), "active", lambda layers, x: layers[1](layers[0](x)))
+
+
+def channels_not_weighed(patch: Patch) -> None:
+    _around(patch, "Squeeze", lambda call, own, x: x, "effnet")
+
+
+def blocks_without_their_input(patch: Patch) -> None:
+    patch.built(_class(patch, "Block", "effnet"), lambda block: setattr(block, "adds", False))
+
+
 # The texts
 
 
@@ -351,6 +387,12 @@ MUTANTS = (
     Mutant(numbers_one_later, "the numbers of a VAE block one later"),
     Mutant(pixels_0_to_1, "pixels of 0 to 1"),
     Mutant(shared.kernel_turned, "rows and columns of kernels exchanged"),
+    Mutant(epsilon_of_the_last_norm, "the last batch norm's epsilon in all"),
+    Mutant(norms_without_gain, "batch norms without gain and bias"),
+    Mutant(last_norm_left_out, "no norm of an embedding"),
+    Mutant(kernels_without_silu, "no SiLU behind the encoder's kernels"),
+    Mutant(channels_not_weighed, "channels not weighed by their means"),
+    Mutant(blocks_without_their_input, "the encoder's blocks without their input"),
     Mutant(sd.quick_gelu_for_gelu, "quick GELU for GELU of the text"),
     Mutant(shared.text_not_causal, "a text encoder that sees what comes"),
     Mutant(sd.positions_off_by_one, "positions of the text off by one"),
@@ -385,5 +427,4 @@ MUTANTS = (
 
 
 def judge(tiny: Mapping[str, Path], scratch: Path) -> Judge:
-    """It starts from no picture."""
-    return Judge(tiny["cascade"], pictures=0)
+    return Judge(tiny["cascade"])

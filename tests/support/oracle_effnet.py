@@ -3,17 +3,22 @@ file's tensors, in float64. And a tiny one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from qwenimg.common.networks.vaes import effnet
 
 Tensors = Mapping[str, torch.Tensor]
 # The sizes of a tiny encoder, whose latents are those of the tiny prior
 TINY: dict[str, Any] = {
-    "widths": (4, 4, 6, 8, 8, 12, 16),
+    "widths": (4, 5, 6, 8, 8, 12, 16),
     "layers": (2, 2, 1, 2, 1, 2),
     "features": 20,
     "latent_channels": 16,
@@ -24,8 +29,6 @@ _STRIDES = (1, 2, 2, 2, 1, 2)
 def tiny_effnet(seed: int = 31, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, torch.Tensor]:
     """The tensors of a file, with nothing in it that is all ones or zeros, and the counters of its training. shapes:
     of other sizes than TINY's."""
-    from qwenimg.common.networks.vaes import effnet
-
     shapes = shapes or effnet.manifest(effnet.EffnetConfig(**TINY))
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
     for name, shape in shapes.items():
@@ -44,6 +47,25 @@ def tiny_effnet(seed: int = 31, shapes: Mapping[str, tuple[int, ...]] | None = N
         if name.endswith("running_mean"):
             tensors[name.replace("running_mean", "num_batches_tracked")] = torch.tensor(7)
     return tensors
+
+
+class Encoder:
+    """Random tensors of these sizes as a part of a folder."""
+
+    def __init__(self, seed: int, **sizes: Any):
+        self.config = effnet.EffnetConfig(**sizes)
+        self.tensors = tiny_effnet(seed, effnet.manifest(self.config))
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return list(self.tensors.items())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.tensors
+
+    def save_pretrained(self, folder: Path) -> None:
+        folder.mkdir()
+        save_file(self.tensors, folder / "diffusion_pytorch_model.safetensors")
+        (folder / "config.json").write_text(json.dumps(effnet.NETWORK.written(self.config)))
 
 
 def encoded(tensors: Tensors, pixels: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ def encode_bytes(config: EffnetConfig, height: int, width: int, itemsize: int, w
     peak, pixels = 0.0, height * width // 4
     for block in (block for blocks in config.stages for block in blocks):
         read = block.inputs if block.fused else block.hidden
-        made = block.hidden * pixels // block.stride**2
+        made = (block.outputs if block.is_one else block.hidden) * pixels // block.stride**2
         copies = workspace.inputs(itemsize) * read * pixels + workspace.conv_outputs * made
         wide = 4 * (_WIDE_KERNELS if workspace.wide_inputs else _WIDE) * made if itemsize < 4 else 0
         peak = max(peak, (block.inputs * pixels + copies) * itemsize + wide)

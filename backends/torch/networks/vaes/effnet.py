@@ -54,7 +54,7 @@ class Block(torch.nn.Module):
         super().__init__()
         I, C, O, stride, self.fused = sizes
         self.adds = stride == 1 and I == O
-        layers = [conv(I, C, 3, stride)]
+        layers = [conv(I, O if sizes.is_one else C, 3, stride)]
         if not self.fused:
             layers = [conv(I, C, 1), conv(C, C, 3, stride, groups=C), Squeeze(C, sizes.squeezed)]
         self.block = torch.nn.ModuleList(layers if sizes.is_one else [*layers, conv(C, O, 1)])
