@@ -78,6 +78,11 @@ def _usage(error: click.ClickException) -> str:
         names = [opt for p in params if isinstance(p, click.Option) and not p.hidden for opt in p.opts]
         return foreign_words.unknown_option(clean(error.option_name, 40), names, _help(error.ctx))
     text = " ".join(error.format_message().split())
+    group = error.ctx and error.ctx.command if isinstance(error, click.UsageError) else None
+    if isinstance(group, click.Group) and text.startswith("Usage: "):  # all of its help, where no command follows
+        assert isinstance(error, click.UsageError) and error.ctx is not None
+        path, commands = error.ctx.command_path, ", ".join(group.list_commands(error.ctx))
+        return f"{path} takes one of {commands} after it; {path} --help says what they do"
     if isinstance(error, click.BadParameter) and (name := environment.variable(error.ctx, error.param)):
         text = f"{name} in the environment: {' '.join(error.message.split())}"
     lacks = isinstance(error, click.MissingParameter) or "unexpected extra" in text

@@ -541,6 +541,14 @@ def test_options_inside_the_quotes_of_a_prompt_are_named(library: Library, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("group", "names"), [("lora", "merge, resize"), ("train", "lora"), ("parity", "check, record")]
+)
+def test_a_group_without_a_command_names_its_commands(group: str, names: str) -> None:
+    """It had the help in one line, cut in its middle."""
+    cli(group).refused(2, f"qwenimg {group} takes one of {names}", f"; qwenimg {group} --help says what they do")
+
+
+@pytest.mark.parametrize(
     ("field", "advice"),
     [
         ("stepz", "did you mean steps?"),
