@@ -163,7 +163,10 @@ def test_a_picture_of_the_parts_of_dev(tiny_flux2: dict[str, Path], tmp_path: Pa
             made.append(pipe("a ring", width=48, height=32, steps=2, seed=5).latents)
             if form == "GGUF of llama":  # whose head writes
                 written.append(pipe("a ring", width=48, height=32, steps=1, rewrite=0).recipe["prompt"])
-    assert len({*written}) <= 1
+    print(*(f"{len(text)} characters: {text[:20]}" for text in written), sep="\n")
+    # The weights lie elsewhere in memory, where MLX's library for a CPU may add in another order; random weights have
+    # near ties, of which one fell the other way behind 293 characters, on one machine of two.
+    assert len({text[:100] for text in written}) <= 1
     error = relative(made[1], made[0])
     print(f"{backend} {form}: {error:.1e}")
     assert error < 1e-5 if form.startswith("GGUF") else error == 0  # RoPE turns other pairs there, in float32
