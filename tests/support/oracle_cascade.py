@@ -30,6 +30,9 @@ def pipelines(folder: Path) -> tuple[Any, Any]:
 
     diffusers = peer.quiet()
     prior = peer.opened("StableCascadePriorPipeline", folder.with_name(f"{folder.name}-prior"))
+    # which transformers leaves as memory was, where a pretend device was there before
+    places = prior.text_encoder.text_model.embeddings.position_ids
+    places.copy_(torch.arange(places.shape[1])[None])
     decoder = diffusers.StableCascadeDecoderPipeline(
         decoder=diffusers.StableCascadeUNet.from_pretrained(folder / "decoder"),
         vqgan=PaellaVQModel.from_pretrained(folder / "vqgan"),
