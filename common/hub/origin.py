@@ -21,7 +21,7 @@ from qwenimg.common.hub import resolve
 from qwenimg.common.hub.model_folders import ModelFolders
 from qwenimg.common.hub.resolve import from_path
 from qwenimg.common.jobs.replay import Replay
-from qwenimg.common.request.parts import LEFT_OUT, PARTS
+from qwenimg.common.request.parts import LEFT_OUT, PARTS, kind_of
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -98,8 +98,7 @@ def with_recorded_parts(options: LoadOptions, replay: Replay, folders: ModelFold
     given, used = options.parts, replay.used
 
     def path(part: str) -> Path | None:
-        kind = PARTS[part].again or part
-        return given.get(part) or resolve.named_part(used[part]) or _in_folders(used[part], kind, folders)
+        return given.get(part) or resolve.named_part(used[part]) or _in_folders(used[part], kind_of(part), folders)
 
     paths = {part: path(part) for part in PARTS if part in used}
     return replace(options, parts={**given, **{part: path for part, path in paths.items() if path is not None}})

@@ -22,7 +22,7 @@ from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.parts.downloads import TINY_VAES
 from qwenimg.common.parts.tiny_vae import is_tiny_at
 from qwenimg.common.prompts.wildcards import OFF
-from qwenimg.common.request.parts import LEFT_OUT, PARTS
+from qwenimg.common.request.parts import LEFT_OUT, PARTS, kind_of
 
 
 def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
@@ -147,7 +147,7 @@ def located(options: LoadOptions) -> tuple[ModelFolders, LoadOptions]:
     if name and (path := folders.of_any_kind(name)) != name:
         check_whole(Path(path), name, completed=bool(options.parts))
     model, refiner = (one and folders.locate(one, "model") for one in (name, options.refiner))
-    parts = {part: Path(folders.locate(str(path), _kind(part))) for part, path in options.parts.items()}
+    parts = {part: Path(folders.locate(str(path), kind_of(part))) for part, path in options.parts.items()}
     preview = options.preview_with and Path(folders.locate(str(options.preview_with), "vae"))
     wildcards = tuple(dict.fromkeys((*options.wildcards, *folders.wildcards)))
     if OFF in map(str, options.wildcards):
@@ -155,11 +155,6 @@ def located(options: LoadOptions) -> tuple[ModelFolders, LoadOptions]:
     return folders, replace(
         options, model=model, refiner=refiner, parts=parts, preview_with=preview, wildcards=wildcards
     )
-
-
-def _kind(part: str) -> str:
-    """Return the kind of folders that a part's files are in: what encodes pictures is among VAEs."""
-    return "vae" if part == "effnet" else PARTS[part].again or part
 
 
 def check_no_collection(path: Path) -> None:

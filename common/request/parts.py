@@ -41,6 +41,11 @@ PARTS: Mapping[str, Option] = {name: replace(_ROWS[name], name=name, kind=Path) 
 """The options of the parts, by the names of the parts' folders; the UNet too is called transformer."""
 
 
+def kind_of(part: str) -> str:
+    """Return the kind of files that `part` is, in the folders of models: what encodes pictures is among VAEs."""
+    return "vae" if part == "effnet" else PARTS[part].again or part
+
+
 def components_of(parts: Iterable[str]) -> frozenset[str]:
     """Return the names of the components' folders for `parts`, of PARTS, in all families."""
     return frozenset(name for part in parts for name in (("transformer", "unet") if part == "transformer" else (part,)))

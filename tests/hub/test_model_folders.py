@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,10 +28,11 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub import comfy_paths, folder_listing, model_folders, origin
 from qwenimg.common.hub.comfy_paths import read_paths
-from qwenimg.common.hub.model_folders import read_folders
+from qwenimg.common.hub.model_folders import KINDS, read_folders
 from qwenimg.common.jobs.replay import Replay
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.lora_text import Lora
+from qwenimg.common.request.parts import PARTS, kind_of
 
 # As ComfyUI's example has it, with the comments taken away; and as other people write it.
 EXAMPLE = """\
@@ -516,3 +518,15 @@ def test_a_name_in_a_recipe_is_no_path_in_the_folders(name: str, comfy: Path) ->
     assert origin.with_recorded_model(LoadOptions(), foreign, folders).model == str(comfy / "models/diffusers/tiny")
     assert origin.with_recorded_model(LoadOptions(model="x"), foreign, folders).model == "x"
     assert origin.with_recorded_model(LoadOptions(), foreign, None).model is None
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_recorded_part_is_found_among_files_of_its_kind(tmp_path: Path, part: str) -> None:
+    """The network by which Stable Cascade sees a picture was looked for in folders of a kind that there is not."""
+    kind = kind_of(part)
+    place = tmp_path / KINDS[kind][0] / "own.safetensors"
+    place.parent.mkdir()
+    place.write_bytes(bytes(9))
+    replay = SimpleNamespace(used={part: "own"})
+    found = origin.with_recorded_parts(LoadOptions(), replay, read_folders((tmp_path,)))  # type: ignore[arg-type]
+    assert found.parts == {part: place}
