@@ -9,8 +9,8 @@ Two layers of Qwen2.5-VL's 28 and 8,192 rows of its vocabulary, with random weig
 that is reversed each time; the tokens that are equal are counted. Also how the time of a token grows with the text
 before it, and how much of it is saved when four texts are written at once. Both are loaded three times: one text is as
 fast as the memory that its weights lie in, which differs by a tenth from load to load. SmolLM2-135M-Instruct is a file
-in 4 bits:
-llama.cpp multiplies these by inputs that it rounds to 8 bits, transformers and qwenimg widen them to float32.
+in 4 bits: llama.cpp multiplies these by inputs that it rounds to 8 bits, transformers and qwenimg widen them to
+float32.
 """
 
 from __future__ import annotations

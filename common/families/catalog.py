@@ -129,6 +129,11 @@ def find(name: str) -> KnownModel | None:
     return KNOWN.get(lower) or next((r for r in KNOWN.values() if r.repo and r.repo.lower() == lower), None)
 
 
+def smallest() -> KnownModel:
+    """Return the smallest model to download."""
+    return min((known for known in KNOWN.values() if known.repo is not None), key=lambda known: known.bytes)
+
+
 def nearest(name: str) -> str | None:
     """Return the known name that is most like `name`: of a model, a download, or a repository of theirs."""
     plain = name.lower()

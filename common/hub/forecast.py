@@ -138,14 +138,15 @@ def first(engine: OnPaper) -> FitForecast | None:
     for known in sorted(models, key=lambda known: bounds[known.name]):
         if best is not None and order(best) <= bounds[known.name]:
             break
-        is_first, best = best is None, min([*([] if best is None else [best]), *of_model(known, engine)], key=order)
-        if is_first and not best.fits and not any(one.fits for one in of_model(_smallest(), engine)):
+        found = of_model(known, engine)
+        if best is None and not _any_fits(found) and not _any_fits(of_model(catalog.smallest(), engine)):
             return None
+        best = min(found if best is None else [best, *found], key=order)
     return best
 
 
-def _smallest() -> KnownModel:
-    return min((known for known in _models() if known.repo is not None), key=lambda known: known.bytes)
+def _any_fits(rows: Sequence[FitForecast]) -> bool:
+    return any(one.fits for one in rows)
 
 
 def _models() -> list[KnownModel]:
@@ -198,7 +199,7 @@ def order(one: FitForecast) -> tuple[float, ...]:
 
 def hint(engine: OnPaper) -> str:
     """Return the commands that download a real model, for a message: the first of the forecast, and the smallest."""
-    best, smallest = first(engine), _smallest()
+    best, smallest = first(engine), catalog.smallest()
     if best is None:
         return f"none fits here; the smallest: {pull_text(smallest.name)}; what each takes: qwenimg plan"
     name = best.model.name

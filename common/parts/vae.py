@@ -230,7 +230,7 @@ class TinyHalves(VAEHalves):
         super().__init__(residents, component, 0, statistics, patch=config.patch, samples=False)
 
     def check_encodes(self) -> None:
-        if not tiny_vae.has_encoder(self.component):
+        if not self.has_encoder:
             name = clean(self.component.plan.files[0].path.name, 60)
             raise UsageError(
                 f"--vae {name} has a decoder alone, and a picture needs the encoder: put its encoder's file beside it, "

@@ -104,6 +104,16 @@ def extend(pixels: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[Any
     return np.pad(pixels, ((0, down), (0, right), *[(0, 0)] * (pixels.ndim - 2)), mode="edge")
 
 
+def shares(values: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[np.float64]:
+    """Return the means of [H W] over rows x columns parts, of which each is as large as others to a pixel."""
+    means: npt.NDArray[Any] = values
+    for axis, count in enumerate((rows, columns)):
+        starts = np.arange(count) * means.shape[axis] // count
+        each = np.diff([*starts, means.shape[axis]])
+        means = np.add.reduceat(means, starts, axis=axis) / (each[:, None] if axis == 0 else each)
+    return means
+
+
 def crop(pixels: Uint8, width: int, height: int, left: int = 0, top: int = 0) -> Uint8:
     """Return `width` x `height` of [H, W, C] from `left` and `top` on."""
     assert 0 < height <= pixels.shape[0] - top and 0 < width <= pixels.shape[1] - left, (pixels.shape, width, height)

@@ -67,8 +67,7 @@ def known_prompts() -> list[str]:
 def real_model() -> str:
     """Return the command that lists the models which fit this machine, and the one that downloads the smallest model.
     (`hub/forecast` names a fitting model itself.)"""
-    smallest = min((known for known in catalog.KNOWN.values() if known.bytes), key=lambda known: known.bytes)
-    return f"qwenimg plan lists what fits here, and how long it takes; the smallest: {_pull(smallest.name)}"
+    return f"qwenimg plan lists what fits here, and how long it takes; the smallest: {_pull(catalog.smallest().name)}"
 
 
 def _pull(name: str) -> str:

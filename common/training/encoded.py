@@ -215,12 +215,7 @@ def fitted(picture: Uint8, width: int, height: int) -> Uint8:
 
 def share_of_latents(picture: Uint8, rows: int, columns: int) -> NDArray[np.float32]:
     """Return how opaque the pixels of each of rows x columns latents are [1, 1, h, w], 0 to 1."""
-    shares: NDArray[Any] = picture[..., 3] / 255
-    for axis, count in enumerate((rows, columns)):
-        starts = np.arange(count) * shares.shape[axis] // count
-        pixels_each = np.diff([*starts, shares.shape[axis]])
-        shares = np.add.reduceat(shares, starts, axis=axis) / (pixels_each[:, None] if axis == 0 else pixels_each)
-    return shares[None, None].astype(np.float32)
+    return pixels.shares(picture[..., 3] / 255, rows, columns)[None, None].astype(np.float32)
 
 
 def described(options: DataOptions) -> Mapping[str, object]:

@@ -39,9 +39,8 @@ def in_embedding(hole: NDArray[np.bool_]) -> NDArray[np.float32]:
     """Return `hole` [H, W] as [1, 1, h, w] for the values of an embedding: 1 for each of whose pixels one is in it."""
     rows, columns = (embedding_side(side) for side in hole.shape)
     whole = pixels.extend(hole, SCALE * latent_side(columns), SCALE * latent_side(rows))
-    for axis, count in enumerate((rows, columns)):
-        whole = np.logical_or.reduceat(whole, np.arange(count) * whole.shape[axis] // count, axis=axis)
-    return whole[None, None].astype(np.float32)
+    touched: NDArray[np.bool_] = pixels.shares(whole.astype(np.float64), rows, columns) > 0
+    return touched[None, None].astype(np.float32)
 
 
 def seen(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -20,7 +20,6 @@ from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.small_files import padded_tokenizers
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
-from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.loras.lora_metadata import LoraBase
@@ -85,7 +84,7 @@ FAMILY = Family(
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    load_options=frozenset({"tokenizer", *PARTS}) - {"effnet"},
+    load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "text_encoder_3", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
         ModelFile(

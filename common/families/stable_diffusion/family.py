@@ -32,7 +32,6 @@ from qwenimg.common.networks.denoisers import t2i_adapter, unet, unet_controlnet
 from qwenimg.common.networks.encoders import clip_vision, ip_adapter
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
-from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import schedules
@@ -132,7 +131,9 @@ FAMILY = Family(
     parts=NETWORKS,
     fits=FITS,
     published=_published,
-    load_options=frozenset({"prediction", "tokenizer", *PARTS}) - {"effnet"},
+    load_options=frozenset(
+        {"transformer", "text_encoder", "text_encoder_2", "text_encoder_3", "vae", "tokenizer", "prediction"}
+    ),
     open=checkpoints.open_checkpoint,
     files=(
         PartFile(

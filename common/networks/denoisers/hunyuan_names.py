@@ -7,10 +7,8 @@ modulation has shift before scale."""
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import hunyuan_dit
 from qwenimg.common.networks.denoisers.hunyuan_dit import EMB, PADDING, PLACES, HunyuanConfig
 from qwenimg.common.networks.layout import QKV, Layers, Layout, Layouts, StoredShapes, place_of
@@ -70,7 +68,7 @@ def _config(stored: StoredShapes, like: HunyuanConfig) -> HunyuanConfig:
     places, text = stored.shape(f"{PADDING}.weight", 2)
     pooled, t5 = stored.shape(f"{EMB}.pooler.{PLACES}.weight", 2)
     inner = stored.shape("blocks.0.ff.net.0.proj.bias", 1)[0]
-    data: dict[str, Any] = asdict(like) | {
+    data: dict[str, Any] = {
         "num_attention_heads": width // max(1, head),
         "attention_head_dim": head,
         "in_channels": stored.shape("pos_embed.proj.weight", 4)[1],
@@ -85,7 +83,7 @@ def _config(stored: StoredShapes, like: HunyuanConfig) -> HunyuanConfig:
     }
     if int(width * like.mlp_ratio) != inner:
         data["mlp_ratio"] = (inner + 0.5) / width
-    return parse(HunyuanConfig, data, source=stored.path)
+    return stored.config(like, **data)
 
 
 LAYOUTS = Layouts(

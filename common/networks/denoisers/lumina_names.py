@@ -6,10 +6,8 @@ same but for the number in `adaLN_modulation`, and GGUF files of both name one a
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import lumina_dit, zimage_names
 from qwenimg.common.networks.denoisers.lumina_dit import LuminaConfig
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
@@ -46,7 +44,7 @@ def _config(stored: StoredShapes, like: LuminaConfig) -> LuminaConfig:
     if stored.stored_name("layers.0.attention.to_k.weight").endswith(".qkv.weight"):
         keys = (keys - dim) // 2
     hidden, _ = stored.shape("layers.0.feed_forward.w1.weight", 2)
-    data: dict[str, Any] = asdict(like) | {
+    data: dict[str, Any] = {
         "in_channels": features // PATCH**2,
         "out_channels": None,
         "dim": dim,
@@ -56,11 +54,11 @@ def _config(stored: StoredShapes, like: LuminaConfig) -> LuminaConfig:
         "n_kv_heads": keys // max(1, head_dim),
         "cap_feat_dim": text,
     }
-    config = parse(LuminaConfig, data, source=stored.path)
+    config = stored.config(like, **data)
     if config.hidden == hidden:
         return config
     ratio = {"multiple_of": 1, "ffn_dim_multiplier": (hidden + 0.5) / (4 * dim)}  # whose product is rounded down
-    return parse(LuminaConfig, data | ratio, source=stored.path)
+    return stored.config(config, **ratio)
 
 
 LAYOUTS = Layouts(

@@ -7,10 +7,9 @@ number is the length of texts."""
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from math import isqrt
+from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import pixart_dit
 from qwenimg.common.networks.denoisers.pixart_dit import PATCH, SIZES, TABLE, PixArtConfig
 from qwenimg.common.networks.layout import QKV, Layers, Layout, Layouts, StoredShapes, place_of
@@ -62,7 +61,7 @@ def _config(stored: StoredShapes, like: PixArtConfig) -> PixArtConfig:
     """Return the configuration for stored shapes; the width of a head, and the size of pictures in a file without
     positions, are those of `like`."""
     [width] = stored.shape("pos_embed.proj.bias", 1)
-    data = asdict(like) | {
+    data: dict[str, Any] = {
         "num_attention_heads": width // like.attention_head_dim,
         "in_channels": stored.shape("pos_embed.proj.weight", 4)[1],
         "out_channels": stored.shape("proj_out.bias", 1)[0] // PATCH**2,
@@ -74,7 +73,7 @@ def _config(stored: StoredShapes, like: PixArtConfig) -> PixArtConfig:
     positions = stored.shapes.get(_POSITIONS, ())
     if len(positions) == 3 and (side := PATCH * isqrt(positions[1])) != like.sample_size:
         data |= {"sample_size": side, "interpolation_scale": side / 64}
-    return parse(PixArtConfig, data, source=stored.path)
+    return stored.config(like, **data)
 
 
 LAYOUTS = Layouts(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.encoders import bert
 from qwenimg.common.networks.encoders.bert import EMBEDDINGS, BertConfig
 from qwenimg.common.networks.layout import Layout, Layouts, StoredShapes
@@ -20,14 +18,14 @@ def _config(stored: StoredShapes, like: BertConfig) -> BertConfig:
     [width] = stored.shape(_NORM, 1)
     rows = (stored.shape(f"embeddings.{name}.weight", 2)[0] for name in EMBEDDINGS)
     names = ("vocab_size", "max_position_embeddings", "type_vocab_size")
-    data: dict[str, Any] = asdict(like) | dict(zip(names, rows, strict=True))
+    data: dict[str, Any] = dict(zip(names, rows, strict=True))
     data |= {
         "hidden_size": width,
         "intermediate_size": stored.shape("encoder.layer.0.intermediate.dense.bias", 1)[0],
         "num_hidden_layers": len(stored.blocks(_NORM)),
         "num_attention_heads": like.num_attention_heads if width == like.hidden_size else max(1, width // HEAD_DIM),
     }
-    return parse(BertConfig, data, source=stored.path)
+    return stored.config(like, **data)
 
 
 LAYOUTS = Layouts(

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.layout import QKV, Layers, Layout, Layouts, StoredShapes, place_of
@@ -83,7 +81,7 @@ def _config(stored: StoredShapes, like: CLIPConfig) -> CLIPConfig:
     all layers of `like` are expected in one of its width."""
     [width] = stored.shape("final_layer_norm.weight", 1)
     layers = len(stored.blocks("encoder.layers.0.layer_norm1.weight"))
-    data: dict[str, Any] = asdict(like) | {
+    data: dict[str, Any] = {
         "vocab_size": stored.shape(_SIGN, 2)[0],
         "hidden_size": width,
         "intermediate_size": stored.shape("encoder.layers.0.mlp.fc1.bias", 1)[0],
@@ -96,7 +94,7 @@ def _config(stored: StoredShapes, like: CLIPConfig) -> CLIPConfig:
         layers = min(layers, USED_H)
     if width != like.hidden_size:
         data |= {"num_hidden_layers": layers, "num_attention_heads": max(1, width // HEAD_DIM)}
-    return parse(CLIPConfig, data, source=stored.path)
+    return stored.config(like, **data)
 
 
 def _older(path: str) -> Iterator[Place]:

@@ -9,10 +9,9 @@ Mistral's, whose names all models of their form have, llama.cpp's files have the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.networks.encoders import decoder, decoder_kinds, qwen
 from qwenimg.common.networks.encoders.decoder import DecoderConfig
@@ -33,7 +32,7 @@ def _config(stored: StoredShapes, like: Any) -> Any:
     [width] = stored.shape("layers.0.input_layernorm.weight", 1)
     head_dim = stored.shape(_NORM, 1)[0] if _NORM in stored else like.head_dim
     layers = len(stored.blocks("layers.0.input_layernorm.weight"))
-    data: dict[str, Any] = asdict(like) | {
+    data: dict[str, Any] = {
         "vocab_size": stored.shape("embed_tokens.weight", 2)[0],
         "hidden_size": width,
         "intermediate_size": stored.shape("layers.0.mlp.gate_proj.weight", 2)[0],
@@ -41,7 +40,7 @@ def _config(stored: StoredShapes, like: Any) -> Any:
         "num_attention_heads": _heads(stored, "q", head_dim),
         "num_key_value_heads": _heads(stored, "k", head_dim),
     }
-    return parse(type(like), data | ({"head_dim": head_dim} if _NORM in stored else {}), source=stored.path)
+    return stored.config(like, **data, **({"head_dim": head_dim} if _NORM in stored else {}))
 
 
 def _heads(stored: StoredShapes, part: str, head_dim: int) -> int:

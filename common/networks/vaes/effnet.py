@@ -17,11 +17,10 @@ torchvision's class.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qwenimg.common.base.block import Block
-from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -152,13 +151,13 @@ def _config(stored: StoredShapes, like: EffnetConfig) -> EffnetConfig:
         f"backbone.{stage}.0.block.{last}.1.bias"
         for stage, last in enumerate((*lasts, *[3] * (len(EXPANSIONS) - FUSED)), 1)
     ]
-    data = {
-        "widths": [stored.shape(name, 1)[0] for name in ("backbone.0.1.bias", *names)],
-        "layers": [len(stored.blocks(f"backbone.{stage}.0.block.0.0.weight")) for stage in range(1, len(names) + 1)],
-        "features": stored.shape(f"backbone.{len(names) + 1}.1.bias", 1)[0],
-        "latent_channels": stored.shape("mapper.1.running_mean", 1)[0],
-    }
-    return parse(EffnetConfig, asdict(like) | data, source=stored.path)
+    return stored.config(
+        like,
+        widths=[stored.shape(name, 1)[0] for name in ("backbone.0.1.bias", *names)],
+        layers=[len(stored.blocks(f"backbone.{stage}.0.block.0.0.weight")) for stage in range(1, len(names) + 1)],
+        features=stored.shape(f"backbone.{len(names) + 1}.1.bias", 1)[0],
+        latent_channels=stored.shape("mapper.1.running_mean", 1)[0],
+    )
 
 
 LAYOUTS = Layouts(
